@@ -1,0 +1,1 @@
+"""How unrolls travel down to the learner and parameters travel up to the actors."""

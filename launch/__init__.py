@@ -1,0 +1,1 @@
+"""Commands and processes: configuration, plan, roles, supervisor, records."""

@@ -1,0 +1,1 @@
+"""The settings of each built-in suite, as YAML files."""

@@ -1,0 +1,1 @@
+"""The tables of the suites: levels, random and human scores."""
