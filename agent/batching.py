@@ -1,0 +1,177 @@
+"""B unrolls from many rings -> one batch on the learner's device, one batch ahead in a thread of its own."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from agent.transport.ring import Ring
+from agent.unroll import Arrays, Batch, UnrollSpec
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """arrays: [T+1, B, ...] (see agent/unroll.py), valid until `release`. tensors: the same memory."""
+
+    arrays: Arrays
+    tensors: Batch
+
+
+class RingReader:
+    """Takes unrolls from rings in turn.
+
+    Args:
+        rings: one per actor.
+        tasks_of: tasks that each actor may send, for the message of a time-out.
+        balance: `actors` = whatever comes, in turn (fast tasks feed more); `frames` = the task with the fewest frames first,
+            and none may lead the last by more than `slack_frames`.
+        frames: task -> frames trained on so far, [N].
+    """
+
+    def __init__(
+        self, rings: Sequence[Ring], tasks_of: Sequence[Sequence[int]], balance: str, frames: np.ndarray, slack_frames: int
+    ) -> None:
+        self.rings = list(rings)
+        self._tasks_of = tasks_of
+        self._balance = balance
+        self._frames = frames.astype(np.int64).copy()
+        self._slack = slack_frames
+        self._next = 0
+
+    def ready(self) -> Ring | None:
+        """The ring to read from next, or None if nothing may be read now."""
+        count = len(self.rings)
+        order = [(self._next + i) % count for i in range(count)]
+        waiting = [i for i in order if len(self.rings[i])]
+        if not waiting:
+            return None
+        if self._balance == "frames":
+            led_by = [self._frames[int(self.rings[i].peek()["task"])] for i in waiting]
+            best = int(np.argmin(led_by))
+            if led_by[best] > self._frames.min() + self._slack:
+                return None
+            chosen = waiting[best]
+        else:
+            chosen = waiting[0]
+        self._next = (chosen + 1) % count
+        return self.rings[chosen]
+
+    def take(self, ring: Ring, spec: UnrollSpec, batch: Arrays, column: int) -> None:
+        """Copy the ring's oldest unroll into a column and give its slot back."""
+        unroll = ring.peek()
+        spec.copy_in(batch, column, unroll)
+        self._frames[int(unroll["task"])] += int(unroll["frames"][1:].sum())
+        ring.release()
+
+    def depth(self) -> int:
+        """Unrolls that wait in all rings."""
+        return sum(len(ring) for ring in self.rings)
+
+    def missing(self, names: Sequence[str]) -> str:
+        """Which actors have nothing to read, with their tasks: for a message."""
+        idle = [i for i, ring in enumerate(self.rings) if not len(ring)]
+        return ", ".join(f"actor {i} ({', '.join(names[t] for t in self._tasks_of[i])})" for i in idle) or "nobody"
+
+
+class Batcher:
+    """Two host buffers: one is filled while the learner uses the other.
+
+    Args:
+        reader: where unrolls come from.
+        spec: sizes.
+        batch_size: B.
+        pin: page-locked memory (for copies to a GPU).
+        dump: folder and number: the first unrolls are written there as npz, as the learner receives them.
+    """
+
+    def __init__(
+        self,
+        reader: RingReader,
+        spec: UnrollSpec,
+        batch_size: int,
+        pin: bool = False,
+        dump: tuple[Path, int] | None = None,
+    ) -> None:
+        self.reader, self.spec, self.batch_size = reader, spec, batch_size
+        self._dump = dump
+        self._dumped = 0
+        self._empty: queue.Queue[HostBatch] = queue.Queue()
+        self._full: queue.Queue[HostBatch | Exception] = queue.Queue()
+        for _ in range(2):
+            self._empty.put(_host_batch(spec, batch_size, pin))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
+        self._thread.start()
+
+    def next(self, timeout_seconds: float, beat: Callable[[], None] = lambda: None) -> HostBatch | None:
+        """The next batch, or None after `timeout_seconds`; `beat` is called about twice a second while waiting.
+
+        Raises:
+            TornUnrollError, OSError: whatever the thread met.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            beat()
+            left = deadline - time.monotonic()
+            try:
+                batch = self._full.get(timeout=max(0.0, min(0.5, left)))
+            except queue.Empty:
+                if left <= 0:
+                    return None
+                continue
+            if isinstance(batch, Exception):
+                raise batch
+            return batch
+
+    def release(self, batch: HostBatch) -> None:
+        """The learner is done with it."""
+        self._empty.put(batch)
+
+    def close(self) -> None:
+        """End the thread; what it had begun to fill is dropped."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        torch.set_flush_denormal(True)
+        try:
+            while not self._stop.is_set():
+                try:
+                    batch = self._empty.get(timeout=0.2)
+                except queue.Empty:
+                    continue
+                if self._fill(batch.arrays):
+                    self._full.put(batch)
+        except Exception as error:
+            self._full.put(error)
+
+    def _fill(self, arrays: Arrays) -> bool:
+        for column in range(self.batch_size):
+            while (ring := self.reader.ready()) is None:
+                if self._stop.wait(0.0005):
+                    return False
+            if self._dump is not None and self._dumped < self._dump[1]:
+                folder = self._dump[0]
+                np.savez(folder / f"unroll_{self._dumped:06d}.npz", **ring.peek())  # type: ignore[arg-type]
+                self._dumped += 1
+            self.reader.take(ring, self.spec, arrays, column)
+        return True
+
+
+def to_device(batch: HostBatch, device: torch.device) -> Batch:
+    """The batch on the learner's device; on the CPU the same memory."""
+    if device.type == "cpu":
+        return batch.tensors
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
+
+
+def _host_batch(spec: UnrollSpec, batch_size: int, pin: bool) -> HostBatch:
+    tensors = {name: torch.from_numpy(array) for name, array in spec.empty(batch_size).items()}
+    if pin:
+        tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+    return HostBatch({name: tensor.numpy() for name, tensor in tensors.items()}, tensors)

@@ -1,0 +1,174 @@
+"""One learner: a batch of unrolls in, one V-trace update out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from agent.diagnostics import task_sums
+from agent.losses import LossSettings, compute_losses
+from agent.network import Network
+from agent.rmsprop import RMSProp
+from agent.unroll import Batch
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """The learner's process.
+
+    Attributes:
+        batch_size: B, unrolls per update (IMPALA: 32).
+        device: auto = the first GPU if there is one; or cpu, cuda, cuda:1, ...
+        threads: compute threads of torch on the CPU.
+        balance: actors = unrolls are taken in turn as they come, so tasks whose actors are faster feed more; frames = the task
+            with the fewest frames first, and none may lead the last by more than two batches.
+        wait_seconds: the run ends with an error when no batch comes for so long.
+    """
+
+    batch_size: int = field(default=32, metadata={"min": 1})
+    device: str = "auto"
+    threads: int = field(default=1, metadata={"min": 1})
+    balance: Literal["actors", "frames"] = "actors"
+    wait_seconds: float = field(default=900.0, metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class OptimiserSettings:
+    """Optimiser and schedule. Default: IMPALA on Atari (arXiv:1802.01561, table G.1).
+
+    Attributes:
+        learning_rate: falls linearly with frames, to 0 at total_frames (`schedule: linear`), or stays (`constant`).
+        decay: of the mean square of gradients.
+        epsilon: added under the root (`epsilon_placement: inside`, as published) or to the root (`outside`, as PyTorch).
+        max_gradient_norm: the gradient is scaled down to this norm; 0 = never (IMPALA on DMLab).
+        max_skipped_updates: the run ends after so many non-finite updates in a row.
+    """
+
+    learning_rate: float = field(default=6e-4, metadata={"min": 0})
+    schedule: Literal["linear", "constant"] = "linear"
+    decay: float = field(default=0.99, metadata={"min": 0, "max": 1})
+    epsilon: float = field(default=0.01, metadata={"min": 0})
+    epsilon_placement: Literal["inside", "outside"] = "inside"
+    max_gradient_norm: float = field(default=40.0, metadata={"min": 0})
+    max_skipped_updates: int = field(default=20, metadata={"min": 1})
+
+
+@dataclass
+class Counters:
+    """What a run has done so far; exact Python ints, kept in every checkpoint.
+
+    frames: environment frames trained on (action repeat counted). steps: agent steps. updates: learner updates that changed
+    the parameters, which is also the version of the parameters. seconds: wall time of training, all starts together.
+    """
+
+    frames: int = 0
+    steps: int = 0
+    updates: int = 0
+    skipped_updates: int = 0
+    skipped_in_a_row: int = 0
+    episodes: int = 0
+    seconds: float = 0.0
+
+
+class NonFiniteError(RuntimeError):
+    """Updates were non-finite again and again."""
+
+
+class Learner:
+    """Network, optimiser and counters of one learner.
+
+    Args:
+        network: on its device.
+        loss, optimiser: settings.
+        total_frames: at which the linear schedule reaches 0.
+    """
+
+    def __init__(self, network: Network, loss: LossSettings, optimiser: OptimiserSettings, total_frames: int) -> None:
+        self.network = network
+        self.loss_settings = loss
+        self.settings = optimiser
+        self.total_frames = total_frames
+        self.counters = Counters()
+        self.optimiser = RMSProp(
+            network.parameters(),
+            optimiser.learning_rate,
+            optimiser.decay,
+            optimiser.epsilon,
+            optimiser.epsilon_placement == "inside",
+        )
+
+    def learning_rate(self) -> float:
+        """Of the next update, from the frames so far."""
+        if self.settings.schedule == "constant":
+            return self.settings.learning_rate
+        return self.settings.learning_rate * max(0.0, 1 - self.counters.frames / self.total_frames)
+
+    def update(self, batch: Batch, tasks: list[int]) -> dict[str, Any]:
+        """One update from B unrolls on the network's device; `tasks` is `batch["task"]` as Python ints.
+
+        Counts frames and steps also of a skipped update: they were consumed.
+
+        Returns:
+            `loss`, `gradient_norm` (before clipping), `skipped` (bool), `task_sums` [N, len(SUMS)] (see diagnostics).
+
+        Raises:
+            NonFiniteError: after `max_skipped_updates` non-finite updates in a row.
+        """
+        output = self.network(batch, batch["core_state"], tasks)
+        losses = compute_losses(output, batch, self.loss_settings)
+        loss = losses.total()
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        loss_value, norm_value = torch.stack([loss.detach(), norm]).tolist()
+        skipped = not (np.isfinite(loss_value) and np.isfinite(norm_value))
+        if skipped:
+            self._skip(loss_value, norm_value)
+        else:
+            self._apply(gradients, norm_value)
+        frames = batch["frames"][1:]
+        self.counters.frames += int(frames.sum(dtype=torch.int64))
+        self.counters.steps += int((frames > 0).sum())
+        sums = task_sums(losses, batch, self.loss_settings, len(self.network.task_names))
+        return {"loss": loss_value, "gradient_norm": norm_value, "skipped": skipped, "task_sums": sums.cpu().numpy()}
+
+    def _apply(self, gradients: list[torch.Tensor], norm: float) -> None:
+        limit = self.settings.max_gradient_norm
+        if limit and norm > limit:
+            torch._foreach_mul_(gradients, limit / norm)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.learning_rate()
+        self.optimiser.step()
+        self.counters.updates += 1
+        self.counters.skipped_in_a_row = 0
+
+    def _skip(self, loss: float, norm: float) -> None:
+        self.counters.skipped_updates += 1
+        self.counters.skipped_in_a_row += 1
+        if self.counters.skipped_in_a_row >= self.settings.max_skipped_updates:
+            raise NonFiniteError(
+                f"the loss or its gradient was not finite {self.counters.skipped_in_a_row} times in a row "
+                f"(last: loss {loss}, gradient norm {norm}): lower optimiser.learning_rate={self.settings.learning_rate}, "
+                "or look at the rewards of the tasks"
+            )
+
+    def optimiser_state(self) -> dict[str, torch.Tensor]:
+        """Mean squares by parameter name; absent where a parameter never had a gradient."""
+        state = self.optimiser.state
+        return {name: state[p]["square"] for name, p in self.network.named_parameters() if p in state}
+
+    def load_optimiser_state(self, squares: Mapping[str, torch.Tensor]) -> None:
+        """Inverse of `optimiser_state`.
+
+        Raises:
+            ValueError: a name that the network does not have.
+        """
+        parameters = dict(self.network.named_parameters())
+        unknown = sorted(set(squares) - set(parameters))
+        if unknown:
+            raise ValueError(f"the optimiser state holds parameters that the network lacks: {', '.join(unknown)}")
+        for name, square in squares.items():
+            self.optimiser.state[parameters[name]] = {"square": square.to(parameters[name].device).clone()}

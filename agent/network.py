@@ -1,0 +1,213 @@
+"""The shared network: torso, instruction LSTM, core LSTM with resets, and policy and value heads bound to task names."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from agent.torso import make_torso
+
+# Stands for log(0): finite, so that entropies and gradients of masked actions are exactly 0 and never NaN.
+ILLEGAL_LOGIT = -1e9
+SHARED = "shared"
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """What the agent is made of. Default: the shallow model of IMPALA (arXiv:1802.01561, figure 3).
+
+    Attributes:
+        torso: shallow and deep are IMPALA's two; small is for frames of a few pixels; mlp for observations that are
+            no image; auto chooses by the size of the frames.
+        hidden_size: width of the torso's last layer.
+        core_size: K, width of the core LSTM.
+        policy_head, value_head: one per task (bound by name), or one shared by all.
+        instruction_embedding, instruction_size: word embedding and width of the instruction LSTM.
+    """
+
+    torso: Literal["auto", "shallow", "deep", "small", "mlp"] = "shallow"
+    hidden_size: int = field(default=256, metadata={"min": 1})
+    core_size: int = field(default=256, metadata={"min": 1})
+    policy_head: Literal["per_task", "shared"] = "per_task"
+    value_head: Literal["per_task", "shared"] = "per_task"
+    instruction_embedding: int = field(default=20, metadata={"min": 1})
+    instruction_size: int = field(default=64, metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """Everything that fixes a network's parameters; plain types, so that a checkpoint carries it.
+
+    Attributes:
+        settings: NetworkSettings.
+        frame_shape, frame_dtype: H, W, C and "uint8" or "float32".
+        instruction_length: L words, 0 = none.
+        num_actions: A, width of the policy heads and of the one-hot last action.
+        legal_actions: task name -> n: actions 0 to n - 1 are legal in this task.
+    """
+
+    settings: NetworkSettings
+    frame_shape: tuple[int, int, int]
+    frame_dtype: str
+    instruction_length: int
+    num_actions: int
+    legal_actions: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types only."""
+        plain = dataclasses.asdict(self)
+        return {**plain, "frame_shape": list(self.frame_shape), "legal_actions": dict(self.legal_actions)}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "NetworkSpec":
+        """Inverse of `to_dict`."""
+        settings = NetworkSettings(**plain["settings"])
+        return cls(**{**plain, "settings": settings, "frame_shape": tuple(plain["frame_shape"])})
+
+
+class Output(NamedTuple):
+    """logits [T, B, A] (illegal actions at ILLEGAL_LOGIT), values [T, B], core_state [B, 2, K] after the last row."""
+
+    logits: torch.Tensor
+    values: torch.Tensor
+    core_state: torch.Tensor
+
+
+class Network(nn.Module):
+    """Policy and value for rows of several tasks at once.
+
+    Raises:
+        ValueError: no tasks, or a task without a legal action.
+    """
+
+    legal: torch.Tensor
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.task_names = tuple(spec.legal_actions)
+        _check_actions(spec)
+        settings = spec.settings
+        self.torso = make_torso(settings.torso, spec.frame_shape, spec.frame_dtype, settings.hidden_size)
+        self.instruction = (
+            InstructionEncoder(settings.instruction_embedding, settings.instruction_size) if spec.instruction_length else None
+        )
+        features = settings.hidden_size + 1 + spec.num_actions + (settings.instruction_size if self.instruction else 0)
+        self.core = Core(features, settings.core_size)
+        self.policy_heads = _heads(self.task_names, settings.policy_head, settings.core_size, spec.num_actions)
+        self.value_heads = _heads(self.task_names, settings.value_head, settings.core_size, 1)
+        counts = torch.tensor([spec.legal_actions[name] for name in self.task_names])
+        self.register_buffer("legal", torch.arange(spec.num_actions) < counts[:, None], persistent=False)
+
+    def initial_state(self, num_columns: int) -> torch.Tensor:
+        """Zeros [B, 2, K]: h and c."""
+        return next(self.parameters()).new_zeros(num_columns, 2, self.spec.settings.core_size)
+
+    def forward(self, rows: Mapping[str, torch.Tensor], core_state: torch.Tensor, tasks: Sequence[int]) -> Output:
+        """Evaluate T rows of B columns.
+
+        Args:
+            rows: of the row contract, `frame` [T, B, H, W, C], `reward` [T, B], `last_action` [T, B] (-1 = none),
+                `first` [T, B], and `instruction` [T, B, L] if the spec has instructions.
+            core_state: [B, 2, K] before row 0.
+            tasks: B task indices into `task_names`, as Python ints.
+        """
+        num_rows, num_columns = rows["first"].shape
+        frames = rows["frame"].flatten(0, 1)
+        if frames.shape[1:] != self.spec.frame_shape or len(tasks) != num_columns:
+            raise ValueError(
+                f"rows must hold frames {list(self.spec.frame_shape)} and one task per column, "
+                f"got frames {list(frames.shape[1:])}, {num_columns} columns and {len(tasks)} tasks"
+            )
+        dtype = core_state.dtype
+        # One extra class for "none yet", dropped again: its one-hot row is all zeros.
+        last_action = F.one_hot(rows["last_action"].long() + 1, self.spec.num_actions + 1)[..., 1:].to(dtype)
+        features = [
+            self.torso(frames).view(num_rows, num_columns, -1),
+            rows["reward"].to(dtype).clamp(-1, 1)[..., None],
+            last_action,
+        ]
+        if self.instruction is not None:
+            words = rows["instruction"].flatten(0, 1)
+            features.append(self.instruction(words).view(num_rows, num_columns, -1))
+        core, core_state = self.core(torch.cat(features, -1), rows["first"], core_state)
+        logits = self._apply_heads(self.policy_heads, core, tasks)
+        logits = logits.masked_fill(~self.legal[list(tasks)], ILLEGAL_LOGIT)
+        values = self._apply_heads(self.value_heads, core, tasks).squeeze(-1)
+        return Output(logits, values, core_state)
+
+    def _apply_heads(self, heads: nn.ModuleDict, core: torch.Tensor, tasks: Sequence[int]) -> torch.Tensor:
+        """[T, B, K] -> [T, B, out], column b through the head of task b. Heads of absent tasks get no gradient at all."""
+        names = [SHARED] if SHARED in heads else [_head_key(self.task_names[task]) for task in tasks]
+        if len(set(names)) == 1:
+            return heads[names[0]](core)
+        weight = torch.stack([cast(nn.Linear, heads[name]).weight for name in names])
+        bias = torch.stack([cast(nn.Linear, heads[name]).bias for name in names])
+        return torch.baddbmm(bias[:, None], core.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+
+
+class Core(nn.Module):
+    """LSTM whose state is zeroed before every row that is `first`. The input projection is computed for all rows at once."""
+
+    def __init__(self, num_features: int, core_size: int) -> None:
+        super().__init__()
+        self.input = nn.Linear(num_features, 4 * core_size)
+        self.recurrent = nn.Linear(core_size, 4 * core_size, bias=False)
+        bound = core_size**-0.5
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+        with torch.no_grad():  # the forget gate starts open
+            self.input.bias[core_size : 2 * core_size].fill_(1.0)
+
+    def forward(self, features: torch.Tensor, first: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """features [T, B, F], first bool [T, B], state [B, 2, K] -> (outputs [T, B, K], state [B, 2, K])."""
+        keep = (~first).to(features.dtype)[..., None].unbind()
+        weight = self.recurrent.weight.t()
+        h, c = state.unbind(1)
+        outputs = []
+        for projected, kept in zip(self.input(features).unbind(), keep, strict=True):
+            gates = torch.addmm(projected, h * kept, weight)
+            i, f, g, o = gates.chunk(4, 1)
+            c = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c * kept)
+            h = o.sigmoid() * c.tanh()
+            outputs.append(h)
+        return torch.stack(outputs), torch.stack([h, c], 1)
+
+
+class InstructionEncoder(nn.Module):
+    """Word ids -> the LSTM's output at the last word; zeros for an empty instruction (IMPALA: embedding 20, LSTM 64)."""
+
+    def __init__(self, embedding_size: int, size: int, num_buckets: int = 1000) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_buckets + 1, embedding_size, padding_idx=0)
+        self.lstm = nn.LSTM(embedding_size, size, batch_first=True)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """words int [N, L], 0 = no word -> [N, size]. Equal rows are encoded once: a text stays for a whole episode."""
+        texts, inverse = torch.unique(words, dim=0, return_inverse=True)
+        lengths = (texts != 0).sum(1)
+        outputs, _ = self.lstm(self.embedding(texts))
+        last = outputs[torch.arange(len(texts), device=words.device), (lengths - 1).clamp(min=0)]
+        return (last * (lengths > 0).to(last.dtype)[:, None])[inverse]
+
+
+def _heads(task_names: Sequence[str], mode: str, core_size: int, width: int) -> nn.ModuleDict:
+    keys = [SHARED] if mode == "shared" else [_head_key(name) for name in task_names]
+    return nn.ModuleDict({key: nn.Linear(core_size, width) for key in keys})
+
+
+def _head_key(task_name: str) -> str:
+    # The prefix keeps names such as "keys" from hiding methods of ModuleDict, and "shared" from meaning the shared head.
+    return f"task_{task_name}"
+
+
+def _check_actions(spec: NetworkSpec) -> None:
+    if not spec.legal_actions:
+        raise ValueError("the network has no tasks: name at least one")
+    for name, count in spec.legal_actions.items():
+        if not 1 <= count <= spec.num_actions:
+            raise ValueError(f"task {name} has {count} legal actions: it needs 1 to {spec.num_actions}")

@@ -1,0 +1,50 @@
+"""RMSProp with epsilon inside or outside the root: IMPALA's results need it inside, PyTorch has it outside."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class RMSProp(torch.optim.Optimizer):
+    """square <- decay * square + (1 - decay) * g^2;  p <- p - lr * g / sqrt(square + epsilon)  (inside the root).
+
+    A parameter without a gradient (the head of an absent task) is left as it is, its state included.
+
+    Args:
+        params: the parameters.
+        lr: step size.
+        decay: of the mean square, which starts at 0.
+        epsilon: added under the root, or to the root if `epsilon_inside` is False (as torch.optim.RMSprop).
+    """
+
+    def __init__(
+        self, params: Iterable[torch.Tensor], lr: float, decay: float, epsilon: float, epsilon_inside: bool = True
+    ) -> None:
+        super().__init__(params, {"lr": lr, "decay": decay, "epsilon": epsilon, "epsilon_inside": epsilon_inside})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update from the gradients that are there."""
+        assert closure is None, "closures are not supported"
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            gradients = [p.grad for p in parameters]
+            squares = [self._square(p) for p in parameters]
+            torch._foreach_mul_(squares, group["decay"])
+            torch._foreach_addcmul_(squares, gradients, gradients, value=1 - group["decay"])
+            if group["epsilon_inside"]:
+                roots = torch._foreach_add(squares, group["epsilon"])
+                torch._foreach_sqrt_(roots)
+            else:
+                roots = torch._foreach_sqrt(squares)
+                torch._foreach_add_(roots, group["epsilon"])
+            torch._foreach_addcdiv_(parameters, gradients, roots, value=-group["lr"])
+
+    def _square(self, parameter: torch.Tensor) -> torch.Tensor:
+        state: dict[str, Any] = self.state[parameter]
+        if "square" not in state:
+            state["square"] = torch.zeros_like(parameter)
+        return state["square"]

@@ -1,0 +1,99 @@
+"""Parameters go up: a board in a mapped file on which the learner pins the newest version; whoever reads gets the newest.
+
+Two buffers: the learner writes the older one and then points to it. Each carries its version before and after its numbers,
+so that a reader who was overtaken while copying notices, and copies again.
+"""
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from agent.transport import mapped
+
+_HEADER = 64
+_NOTHING = -1
+
+
+class Posted(NamedTuple):
+    """version: learner updates behind the parameters; frames: trained on by then."""
+
+    version: int
+    frames: int
+
+
+def num_parameters(network: nn.Module) -> int:
+    """Numbers on the board."""
+    return sum(p.numel() for p in network.parameters())
+
+
+def board_bytes(count: int) -> int:
+    """Bytes of the mapped file for `count` float32 numbers."""
+    return _HEADER + 2 * (_HEADER + 4 * count)
+
+
+class Board:
+    """The newest float32 parameters of a network, in the order of `network.parameters()`.
+
+    Args:
+        path: of the mapped file.
+        count: numbers, see `num_parameters`.
+        create: make the file (the supervisor does), or open it.
+    """
+
+    def __init__(self, path: Path, count: int, create: bool = False) -> None:
+        buffer = (mapped.create if create else mapped.attach)(path, board_bytes(count))
+        self._newest = buffer[:8].view(np.int64)  # buffer index + 1; 0 = nothing yet
+        self._heads, self._numbers = [], []
+        for index in range(2):
+            start = _HEADER + index * (_HEADER + 4 * count)
+            self._heads.append(buffer[start : start + 24].view(np.int64))  # version before, version after, frames
+            self._numbers.append(buffer[start + _HEADER : start + _HEADER + 4 * count].view(np.float32))
+        self._copy = np.empty(count, np.float32)
+
+    def publish(self, network: nn.Module, version: int, frames: int) -> None:
+        """Post a network's parameters. One writer only."""
+        index = 0 if self._newest[0] == 2 else 1
+        head, numbers = self._heads[index], self._numbers[index]
+        head[0], head[1] = version, _NOTHING
+        start = 0
+        for parameter in network.parameters():
+            flat = parameter.detach().reshape(-1)
+            torch.from_numpy(numbers[start : start + flat.numel()]).copy_(flat)
+            start += flat.numel()
+        head[2] = frames
+        head[1] = version
+        self._newest[0] = index + 1
+
+    def version(self) -> int:
+        """Of the newest parameters, -1 while there are none."""
+        return int(self._heads[int(self._newest[0]) - 1][0]) if self._newest[0] else _NOTHING
+
+    def read(self, network: nn.Module, timeout_seconds: float = 60.0) -> Posted:
+        """Copy the newest parameters into a network.
+
+        Raises:
+            TimeoutError: nothing whole was posted within the time.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            if self._newest[0]:
+                index = int(self._newest[0]) - 1
+                head = self._heads[index]
+                posted = Posted(int(head[1]), int(head[2]))
+                np.copyto(self._copy, self._numbers[index])
+                if posted.version != _NOTHING and head[0] == posted.version == head[1]:
+                    break
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {timeout_seconds:.0f} s for the learner to post parameters")
+            time.sleep(0.001)
+        start = 0
+        with torch.no_grad():
+            for parameter in network.parameters():
+                part = self._copy[start : start + parameter.numel()]
+                parameter.copy_(torch.from_numpy(part).view(parameter.shape))
+                start += parameter.numel()
+        return posted

@@ -1,0 +1,69 @@
+"""What has to hold before a run starts: shared memory, disk, descriptors. Each failure is one sentence with its remedy."""
+
+import os
+import resource
+import shutil
+from pathlib import Path
+
+from agent.network import Network
+from agent.transport.board import board_bytes, num_parameters
+from launch.config import Config
+from launch.plan import Plan
+from launch.process import memory_root, remove_stale_folders
+from launch.status import status_bytes
+
+# Room for records and TensorBoard files of the first days.
+RECORDS_BYTES = 100 * 2**20
+
+
+def shared_bytes(plan: Plan) -> int:
+    """Bytes of all mapped files of a run."""
+    count = num_parameters(Network(plan.network))
+    return len(plan.actors) * plan.ring_bytes() + board_bytes(count) + status_bytes(len(plan.actors))
+
+
+def check_machine(config: Config, plan: Plan, run_dir: Path) -> None:
+    """Raise ValueError for the first thing that this machine lacks."""
+    remove_stale_folders()
+    _check_memory(shared_bytes(plan), len(plan.actors))
+    _check_disk(config, plan, run_dir)
+    _check_descriptors(len(plan.actors), config.actor.num_envs)
+
+
+def _check_memory(needed: int, num_actors: int) -> None:
+    root = memory_root()
+    free = shutil.disk_usage(root).free
+    if needed > free:
+        raise ValueError(
+            f"{root} has {megabytes(free)} free, this run needs {megabytes(needed)} of shared memory: use fewer actors "
+            f"(actor.num_actors={num_actors}), smaller actor.slots, or in Docker the flag --shm-size={needed // 2**30 + 1}g"
+        )
+
+
+def _check_disk(config: Config, plan: Plan, run_dir: Path) -> None:
+    folder = run_dir
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"{folder} is not writable: choose another place with --run-dir")
+    # Parameters and mean squares, float32; one more file than is kept exists while a checkpoint is written.
+    checkpoint = 8 * num_parameters(Network(plan.network))
+    needed = (config.checkpoint.keep + 1) * checkpoint + RECORDS_BYTES
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ValueError(f"{folder} has {megabytes(free)} free, the run needs {megabytes(needed)}: free some or use --run-dir")
+
+
+def _check_descriptors(num_actors: int, num_envs: int) -> None:
+    # An actor's environments may be processes, two pipes each; the supervisor holds a few per actor.
+    needed = 128 + 4 * max(num_actors, num_envs)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise ValueError(f"a process may open {hard} files here, this run needs {needed}: raise it with ulimit -n {needed}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def megabytes(count: int) -> str:
+    """For messages."""
+    return f"{count / 2**20:,.0f} MB"

@@ -1,0 +1,286 @@
+"""From YAML files and the command line to one checked, frozen Config; and back from a run folder."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from agent.actor import ActorSettings
+from agent.checkpoint import CheckpointSettings
+from agent.learner import LearnerSettings, OptimiserSettings
+from agent.losses import LossSettings
+from agent.network import NetworkSettings, NetworkSpec
+from tasks.environment import EnvironmentSettings
+from tasks.registry import load_suite
+from tasks.suite import Suite
+
+CONFIG_FILE, RESOLVED_FILE = "config.yaml", "resolved.yaml"
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """Records of a run.
+
+    Attributes:
+        every_seconds: between two lines of metrics.jsonl, two points in TensorBoard and two lines on the screen.
+        tensorboard: write TensorBoard files.
+        mean_over_episodes: returns on the screen and in metrics.jsonl are means over so many last episodes of a task.
+    """
+
+    every_seconds: float = field(default=10.0, metadata={"min": 0.1})
+    tensorboard: bool = True
+    mean_over_episodes: int = field(default=100, metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class SupervisorSettings:
+    """Watching over the processes.
+
+    Attributes:
+        silent_seconds: an actor or learner that gives no sign of life for so long is killed. Longer than the slowest reset.
+        start_seconds: the same, from the start of a process to its first unroll.
+        backoff_seconds: wait before a restart; doubles with each failure in a row, up to a minute.
+        max_start_failures: an actor that dies so often in a row without one unroll ends the run.
+    """
+
+    silent_seconds: float = field(default=120.0, metadata={"min": 1})
+    start_seconds: float = field(default=300.0, metadata={"min": 5})
+    backoff_seconds: float = field(default=1.0, metadata={"min": 0})
+    max_start_failures: int = field(default=3, metadata={"min": 1})
+
+
+@dataclass(frozen=True)
+class DebugSettings:
+    """For looking closely.
+
+    Attributes:
+        dump_unrolls: write the first N unrolls to RUN/unrolls, as the learner receives them.
+    """
+
+    dump_unrolls: int = field(default=0, metadata={"min": 0})
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run.
+
+    Attributes:
+        suite: name of a suite or path of a YAML file.
+        tasks: a subset of its tasks; empty = all.
+        score_table: of the suite; empty = its default.
+        seed: 0 to 2^63 - 1; environments, action sampling and initial parameters follow from it.
+        total_frames: environment frames (action repeat counted) to train on.
+    """
+
+    suite: str = "toy"
+    tasks: list[str] = field(default_factory=list)
+    score_table: str = ""
+    seed: int = field(default=0, metadata={"min": 0, "max": MAX_SEED})
+    total_frames: int = field(default=200_000_000, metadata={"min": 1})
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    actor: ActorSettings = field(default_factory=ActorSettings)
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
+    debug: DebugSettings = field(default_factory=DebugSettings)
+
+
+class RunFiles(NamedTuple):
+    """What a run folder says about its run: its settings, its suite, its network, frames of one whole agent step."""
+
+    config: Config
+    suite: Suite
+    network: NetworkSpec
+    frames_per_step: int
+
+
+def load_config(suite: str, config_file: Path | None, overrides: Sequence[str]) -> Config:
+    """Defaults, then the suite's own file in launch/configs, then `config_file`, then `key=value` overrides.
+
+    Raises:
+        ValueError: an unknown or duplicate key, a wrong type, a value out of range; one sentence that names the key.
+    """
+    merged = _schema()
+    built_in = files("launch.configs") / ("own.yaml" if suite.endswith((".yaml", ".yml")) else f"{suite}.yaml")
+    if built_in.is_file():
+        merged = _merge(merged, OmegaConf.create(built_in.read_text(encoding="utf-8")), f"launch/configs/{suite}.yaml")
+    if config_file is not None:
+        merged = _merge(merged, _read_yaml(config_file), str(config_file))
+    merged = _merge(merged, parse_overrides([f"suite={suite}", *overrides]), "the command line")
+    return _finish(merged)
+
+
+def override_config(config: Config, overrides: Sequence[str], fixed: Sequence[str]) -> Config:
+    """A run's configuration with some keys changed, for a resume.
+
+    Raises:
+        ValueError: as `load_config`, or a key (or section) in `fixed` would change.
+    """
+    changed = _finish(_merge(OmegaConf.structured(config), parse_overrides(overrides), "the command line"))
+    before, after = flatten(config), flatten(changed)
+    for key in before:
+        if before[key] != after[key] and (key in fixed or key.split(".")[0] in fixed):
+            raise ValueError(f"{key}={after[key]} cannot change on --resume, the run has {before[key]}: start a new run")
+    return changed
+
+
+def parse_overrides(overrides: Sequence[str]) -> DictConfig:
+    """`a.b=value` strings as a configuration; values are read as YAML (`false` is false, `1e-3` a number)."""
+    keys = []
+    for text in overrides:
+        key, equals, _ = text.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{text!r} is no setting: write key=value, such as optimiser.learning_rate=1e-3")
+        if key in keys:
+            raise ValueError(f"{key} is set twice on the command line: set it once")
+        keys.append(key)
+    try:
+        return OmegaConf.from_dotlist(list(overrides))
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ValueError(f"the settings {' '.join(overrides)} cannot be read: {_first_line(error)}") from error
+
+
+def flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of nested dataclasses."""
+    flat: dict[str, Any] = {}
+    for item in dataclasses.fields(settings):
+        value = getattr(settings, item.name)
+        key = prefix + item.name
+        flat.update(flatten(value, key + ".") if dataclasses.is_dataclass(value) else {key: value})
+    return flat
+
+
+def write_run(run_dir: Path, files: RunFiles) -> None:
+    """RUN/config.yaml, and RUN/resolved.yaml: what followed from it."""
+    resolved = {
+        "suite": files.suite.to_dict(),
+        "network": files.network.to_dict(),
+        "frames_per_step": files.frames_per_step,
+    }
+    (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(OmegaConf.structured(files.config)), encoding="utf-8")
+    text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
+    (run_dir / RESOLVED_FILE).write_text(text, encoding="utf-8")
+
+
+def read_run(run_dir: Path) -> RunFiles:
+    """What `write_run` wrote.
+
+    Raises:
+        ValueError: not a run folder, or its files do not fit this version.
+    """
+    config_file, resolved_file = run_dir / CONFIG_FILE, run_dir / RESOLVED_FILE
+    if not config_file.is_file() or not resolved_file.is_file():
+        raise ValueError(f"{run_dir} is no run folder: it has no {CONFIG_FILE} and {RESOLVED_FILE}")
+    config = _finish(_merge(_schema(), _read_yaml(config_file), str(config_file)))
+    resolved = yaml.safe_load(resolved_file.read_text(encoding="utf-8"))
+    network = NetworkSpec.from_dict(resolved["network"])
+    return RunFiles(config, Suite.from_dict(resolved["suite"]), network, resolved["frames_per_step"])
+
+
+def suite_of(config: Config) -> Suite:
+    """The suite that a configuration names, cut to its tasks."""
+    return load_suite(config.suite, config.tasks, config.score_table)
+
+
+def _schema() -> DictConfig:
+    schema = OmegaConf.structured(Config)
+    OmegaConf.set_readonly(schema, False)
+    return schema
+
+
+def _read_yaml(path: Path) -> DictConfig:
+    try:
+        content = OmegaConf.create(path.read_text(encoding="utf-8")) if path.stat().st_size else OmegaConf.create({})
+    except OSError as error:
+        raise ValueError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no YAML with unique keys: {' '.join(str(error).split())}") from error
+    if not isinstance(content, DictConfig):
+        raise ValueError(f"{path} must hold settings as `key: value` lines")
+    return content
+
+
+def _merge(base: DictConfig, more: Any, source: str) -> DictConfig:
+    OmegaConf.set_readonly(base, False)
+    known = list(flatten(Config()))
+    for key in _keys(more):
+        if key not in known and not any(name.startswith(key + ".") or key.startswith(name + ".") for name in known):
+            raise ValueError(f"unknown setting {key} in {source}: did you mean {_nearest(key, known)}?")
+    try:
+        return cast(DictConfig, OmegaConf.merge(base, more))
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "a setting"
+        raise ValueError(f"{key} in {source}: {_first_line(error)}") from error
+
+
+def _keys(config: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted keys of the leaves; an empty section counts as a leaf."""
+    for key in config:
+        value = config._get_node(key)
+        if isinstance(value, DictConfig) and len(value):
+            yield from _keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _nearest(key: str, known: Sequence[str]) -> str:
+    """The known key most like this one; a bare name also finds the keys that end in it."""
+    last = key.rsplit(".", 1)[-1]
+    ends = [name for name in known if name.rsplit(".", 1)[-1] == last]
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    by_end = difflib.get_close_matches(last, [name.rsplit(".", 1)[-1] for name in known], n=1, cutoff=0.75)
+    by_end = [name for name in known if by_end and name.endswith(by_end[0])]
+    return (ends or (close if difflib.SequenceMatcher(None, key, close[0]).ratio() > 0.75 else by_end) or close)[0]
+
+
+def _finish(merged: DictConfig) -> Config:
+    try:
+        config = cast(Config, OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{getattr(error, 'full_key', None) or 'a setting'}: {_first_line(error)}") from error
+    _check_ranges(config)
+    actor = config.actor
+    if actor.num_envs % 2:
+        raise ValueError(f"actor.num_envs={actor.num_envs} is odd: the two half-groups need an even number")
+    if actor.slots and actor.slots < actor.num_envs // 2:
+        raise ValueError(
+            f"actor.slots={actor.slots} is less than half of actor.num_envs={actor.num_envs}: a half-group hands over its "
+            f"unrolls together, so use {actor.num_envs // 2} or more"
+        )
+    return config
+
+
+def _check_ranges(settings: Any, prefix: str = "") -> None:
+    """`min` and `max` of every field's metadata, both allowed values; NaN and infinity never are."""
+    for item in dataclasses.fields(settings):
+        value, key = getattr(settings, item.name), prefix + item.name
+        if dataclasses.is_dataclass(value):
+            _check_ranges(value, key + ".")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key}={value} is not a finite number")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            _check_range(key, value, item.metadata)
+
+
+def _check_range(key: str, value: float, limits: Mapping[str, Any]) -> None:
+    if "min" in limits and value < limits["min"]:
+        raise ValueError(f"{key}={value} is out of range: it must be at least {limits['min']}")
+    if "max" in limits and value > limits["max"]:
+        raise ValueError(f"{key}={value} is out of range: it must be at most {limits['max']}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,185 @@
+"""From a configuration to the plan of a run: who plays what, with which seeds, in how much shared memory. Pure."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agent.network import NetworkSpec
+from agent.transport.ring import ring_bytes
+from agent.unroll import UnrollSpec
+from launch.config import Config, RunFiles
+from tasks.assignment import assign
+from tasks.environment import Spaces
+from tasks.seeds import environment_seed
+from tasks.suite import Suite
+
+
+@dataclass(frozen=True)
+class Group:
+    """One vector environment: `count` environments of task `task` (index in the suite), first of them number `first`."""
+
+    task: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class ActorPlan:
+    """One actor: its tasks and its two half-groups of vector environments."""
+
+    index: int
+    tasks: tuple[int, ...]
+    halves: tuple[tuple[Group, ...], ...]
+
+    @property
+    def num_envs(self) -> int:
+        """Environments that it really has."""
+        return sum(group.count for half in self.halves for group in half)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that follows from a configuration before anything starts.
+
+    notes: sentences that a person should read.
+    """
+
+    task_names: tuple[str, ...]
+    actors: tuple[ActorPlan, ...]
+    slots: int
+    unroll: UnrollSpec
+    network: NetworkSpec
+    frames_per_step: int
+    notes: tuple[str, ...]
+
+    def ring_bytes(self) -> int:
+        """Of one actor."""
+        return ring_bytes(self.unroll, self.slots)
+
+
+def make_plan(run: RunFiles) -> Plan:
+    """The plan of a run.
+
+    Raises:
+        ValueError: too few actors or environments for the tasks; says how many are needed.
+    """
+    actor = run.config.actor
+    num_tasks = len(run.suite.tasks)
+    cores = os.cpu_count() or 1
+    num_actors = actor.num_actors or (num_tasks if num_tasks <= 4 * cores else cores)
+    assignment = assign(run.suite.task_names, num_actors, actor.num_envs, actor.weights)
+    return Plan(
+        run.suite.task_names,
+        tuple(ActorPlan(index, tasks, split_halves(tasks, actor.num_envs)) for index, tasks in enumerate(assignment)),
+        actor.slots or actor.num_envs,
+        unroll_spec(run.network, actor.unroll_length),
+        run.network,
+        run.frames_per_step,
+        tuple(_notes(run.config, num_actors, num_tasks)),
+    )
+
+
+def network_spec(config: Config, suite: Suite, spaces: Spaces) -> NetworkSpec:
+    """The network of a new run."""
+    return NetworkSpec(
+        config.network,
+        spaces.frame_shape,
+        spaces.frame_dtype,
+        spaces.instruction_length,
+        max(spaces.num_actions),
+        dict(zip(suite.task_names, spaces.num_actions, strict=True)),
+    )
+
+
+def unroll_spec(network: NetworkSpec, unroll_length: int) -> UnrollSpec:
+    """The unroll that fits a network."""
+    return UnrollSpec(
+        unroll_length,
+        network.frame_shape,
+        network.frame_dtype,
+        network.instruction_length,
+        network.num_actions,
+        network.settings.core_size,
+    )
+
+
+def split_halves(tasks: tuple[int, ...], num_envs: int) -> tuple[tuple[Group, ...], ...]:
+    """Two half-groups of equal work: every task in both where its share of environments is even, else half the tasks each."""
+    count = num_envs // len(tasks)
+    if count % 2 == 0:
+        parts = [[(task, count // 2) for task in tasks]] * 2
+    else:
+        middle = (len(tasks) + 1) // 2
+        parts = [[(task, count) for task in tasks[:middle]], [(task, count) for task in tasks[middle:]]]
+    halves, first = [], 0
+    for part in parts:
+        groups = []
+        for task, size in part:
+            groups.append(Group(task, first, size))
+            first += size
+        halves.append(tuple(groups))
+    return tuple(halves)
+
+
+def environment_seeds(config: Config, plan: Plan, actor: ActorPlan, group: Group, generation: int) -> list[int]:
+    """Seeds of one vector environment. `generation` counts all starts of actors in the life of the run, so a restarted or
+    resumed actor plays new episodes. The first seed number of a generation is the probe's."""
+    stride = max(a.num_envs for a in plan.actors) + 1
+    start = (generation * len(plan.actors) + actor.index) * stride + 1 + group.first
+    return [environment_seed(config.seed, start + i) for i in range(group.count)]
+
+
+def probe_seed(config: Config, plan: Plan, actor: ActorPlan, generation: int) -> int:
+    """Seed of the check for dead observations; no environment of the run has it."""
+    stride = max(a.num_envs for a in plan.actors) + 1
+    return environment_seed(config.seed, (generation * len(plan.actors) + actor.index) * stride)
+
+
+def describe(config: Config, plan: Plan, shared_bytes: int) -> dict[str, Any]:
+    """The plan as plain types, for --dry-run."""
+    return {
+        "config": dataclasses.asdict(config),
+        "plan": {
+            "tasks": list(plan.task_names),
+            "actors": [
+                {
+                    "actor": actor.index,
+                    "tasks": [plan.task_names[task] for task in actor.tasks],
+                    "num_envs": actor.num_envs,
+                    "half_groups": [
+                        [{"task": plan.task_names[g.task], "num_envs": g.count} for g in half] for half in actor.halves
+                    ],
+                    "seeds": [seed for group in groups(actor) for seed in environment_seeds(config, plan, actor, group, 0)],
+                }
+                for actor in plan.actors
+            ],
+            "learner": {"batch_size": config.learner.batch_size, "device": config.learner.device},
+            "frame_shape": list(plan.unroll.frame_shape),
+            "num_actions": dict(plan.network.legal_actions),
+            "frames_per_step": plan.frames_per_step,
+            "unroll_bytes": plan.unroll.unroll_bytes(),
+            "shared_memory_bytes": shared_bytes,
+            "notes": list(plan.notes),
+        },
+    }
+
+
+def groups(actor: ActorPlan) -> Iterator[Group]:
+    """All vector environments of an actor."""
+    for half in actor.halves:
+        yield from half
+
+
+def _notes(config: Config, num_actors: int, num_tasks: int) -> Iterator[str]:
+    if num_actors < num_tasks:
+        each = config.actor.num_envs // -(-num_tasks // num_actors)
+        yield (
+            f"{num_actors} actors play {num_tasks} tasks: each holds several tasks with {each} or more environments per task "
+            f"(actor.num_actors={num_tasks} gives every task its own)"
+        )
+    if config.learner.balance == "actors":
+        yield "tasks feed the learner as fast as their actors play: see `share` per task (learner.balance=frames evens it out)"
+    else:
+        yield "tasks feed the learner equal frames: fast actors wait for slow ones"

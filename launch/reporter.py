@@ -1,0 +1,146 @@
+"""One record of metrics.jsonl: what happened since the last one, and where the run stands."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import psutil
+
+from agent.diagnostics import SUMS, summarise
+from agent.learner import Counters
+from launch.records import TaskRecords
+from launch.status import FIELDS, STAGES, Status
+from tasks.suite import Suite
+
+
+class Reporter:
+    """Adds up batches, and makes a record of them.
+
+    Args:
+        suite: for normalised scores.
+        records: counts and returns per task.
+        status: stage times of the actors.
+        counters: the learner's.
+    """
+
+    def __init__(self, suite: Suite, records: TaskRecords, status: Status, counters: Counters) -> None:
+        self._suite, self._records, self._status, self._counters = suite, records, status, counters
+        self._scored = {
+            task.name: task.random_score is not None and task.random_score != task.human_score for task in suite.tasks
+        }
+        self._start()
+
+    def _start(self) -> None:
+        self._began = time.monotonic()
+        self._before = Counters(**vars(self._counters))
+        self._task_frames = self._records.frames.copy()
+        self._table = self._status.table()
+        self._sums = np.zeros((len(self._suite.tasks), len(SUMS)))
+        self._waited = 0.0
+        self._updating = 0.0
+        self._ages_versions: list[np.ndarray] = []
+        self._ages_seconds: list[np.ndarray] = []
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+
+    @property
+    def seconds(self) -> float:
+        """Since the last record."""
+        return time.monotonic() - self._began
+
+    def waited(self, seconds: float) -> None:
+        """The learner had no batch for so long."""
+        self._waited += seconds
+
+    def add(self, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any], version: int, seconds: float) -> None:
+        """One update of `seconds` with parameters `version` on a batch [T+1, B, ...]; `result` is Learner.update's."""
+        self._updating += seconds
+        self._sums += result["task_sums"]
+        self._ages_versions.append(version - arrays["version"])
+        self._ages_seconds.append(time.time() - arrays["acted_at"])
+        if not result["skipped"]:
+            self._losses.append(result["loss"])
+            self._norms.append(result["gradient_norm"])
+
+    def record(self, learning_rate: float, queue_depth: int) -> dict[str, Any]:
+        """The record since the last one; starts the next. Without a value, a key is left out."""
+        seconds = max(self.seconds, 1e-9)
+        counters, before = self._counters, self._before
+        actors = self._actors(seconds)
+        waiting = self._waited / seconds
+        record: dict[str, Any] = {
+            "frames": counters.frames,
+            "steps": counters.steps,
+            "updates": counters.updates,
+            "episodes": counters.episodes,
+            "seconds": round(counters.seconds, 3),
+            "frames_per_second": (counters.frames - before.frames) / seconds,
+            "steps_per_second": (counters.steps - before.steps) / seconds,
+            "updates_per_second": (counters.updates - before.updates) / seconds,
+            "learning_rate": learning_rate,
+            "skipped_updates": counters.skipped_updates,
+            "actor_restarts": self._status.restarts,
+            "queue_depth_unrolls": queue_depth,
+            "learner_waiting_share": waiting,
+            "learner_updating_share": self._updating / seconds,
+            **actors,
+            "limited_by": _limit(waiting, actors),
+            **summarise(self._sums.sum(0)),
+        }
+        for name, ages in (("versions", self._ages_versions), ("seconds", self._ages_seconds)):
+            if ages:
+                joined = np.concatenate(ages)
+                record[f"sample_age_{name}_mean"] = float(joined.mean())
+                record[f"sample_age_{name}_max"] = float(joined.max())
+        if self._losses:
+            record["loss"] = float(np.mean(self._losses))
+            record["gradient_norm"] = float(np.mean(self._norms))
+        record["memory_bytes"] = self._memory()
+        record["tasks"] = {name: self._task(i, seconds) for i, name in enumerate(self._suite.task_names)}
+        normalised = [task["normalised_percent"] for task in record["tasks"].values() if "normalised_percent" in task]
+        if len(normalised) == len(self._suite.tasks):
+            record["mean_normalised_percent"] = float(np.mean(normalised))
+        self._start()
+        return record
+
+    def _actors(self, seconds: float) -> dict[str, float]:
+        """Share of the actors' time per stage, mean over actors; restarts between two records are left out."""
+        table = self._status.table()
+        same = table[1:, FIELDS.index("generation")] == self._table[1:, FIELDS.index("generation")]
+        if not same.any():
+            return {}
+        columns = [FIELDS.index(stage) for stage in STAGES]
+        spent = (table[1:, columns] - self._table[1:, columns])[same].mean(0) / seconds
+        return {f"actors_{stage}_share": float(share) for stage, share in zip(STAGES, spent, strict=True)}
+
+    def _memory(self) -> dict[str, int]:
+        rss = self._status.table()[:, FIELDS.index("rss_bytes")]
+        return {"learner": psutil.Process().memory_info().rss, "largest_actor": int(rss[1:].max())}
+
+    def _task(self, index: int, seconds: float) -> dict[str, Any]:
+        records, name = self._records, self._suite.task_names[index]
+        frames = int(records.frames[index])
+        numbers: dict[str, Any] = {
+            "frames": frames,
+            "steps": int(records.steps[index]),
+            "episodes": int(records.episodes[index]),
+            "frames_per_second": (frames - int(self._task_frames[index])) / seconds,
+            "share": frames / max(1, int(records.frames.sum())),
+            **summarise(self._sums[index]),
+        }
+        recent = records.recent[index]
+        if recent:
+            numbers["return_mean"] = float(np.mean(recent))
+            numbers["return_episodes"] = len(recent)
+            if self._scored[name]:
+                numbers["normalised_percent"] = self._suite.normalise(name, numbers["return_mean"])
+        return numbers
+
+
+def _limit(learner_waiting: float, actors: Mapping[str, float]) -> str:
+    """Which stage the run waits for."""
+    if learner_waiting < 0.1:
+        return "learner"
+    stages = {stage: actors.get(f"actors_{stage}_share", 0.0) for stage in ("environment", "inference")}
+    return f"actors ({max(stages, key=lambda stage: stages[stage])})"

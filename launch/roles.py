@@ -1,0 +1,124 @@
+"""One process of a run: `python -m launch.roles learner|actor ...`. The wiring; the supervisor starts these."""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from agent.actor import Actor, HalfGroup, Member
+from agent.learner import NonFiniteError
+from agent.network import Network
+from agent.transport.board import Board, num_parameters
+from agent.transport.ring import Ring
+from launch.config import read_run
+from launch.plan import environment_seeds, make_plan, probe_seed
+from launch.process import EXIT_REFUSED, follow_parent, on_stop_request
+from launch.status import Status
+from launch.training import LEARNER_ROW, Training
+from tasks.environment import make_vector_env, probe
+
+
+def learner(run_dir: Path, memory: Path, resume: bool) -> int:
+    """Train until done or told to stop. Returns the exit code."""
+    stop: list[bool] = []
+    on_stop_request(lambda: stop.append(True))
+    run = read_run(run_dir)
+    config = run.config
+    torch.set_num_threads(config.learner.threads)
+    torch.manual_seed(config.seed)
+    np.random.seed(config.seed % 2**32)
+    random.seed(config.seed)
+    plan = make_plan(run)
+    status = Status(memory / "status", len(plan.actors))
+    status.beat(LEARNER_ROW)
+    rings = [Ring(memory / f"ring-{actor.index}", plan.unroll, plan.slots) for actor in plan.actors]
+    board = Board(memory / "board", num_parameters(Network(plan.network)))
+    try:
+        training = Training(run_dir, run, plan, rings, board, status, resume)
+        training.run(lambda: bool(stop))
+    except (ValueError, OSError, TimeoutError, NonFiniteError) as error:
+        traceback.print_exc()
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
+    """Play until killed. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    run = read_run(run_dir)
+    config, suite = run.config, run.suite
+    plan = make_plan(run)
+    me = plan.actors[index]
+    row = LEARNER_ROW + 1 + index
+    status = Status(memory / "status", len(plan.actors))
+    status.beat(row)
+    status.write(row, generation=generation)
+    ring = Ring(memory / f"ring-{index}", plan.unroll, plan.slots)
+    if config.environment.probe and ring.committed == 0:
+        try:
+            for task in me.tasks:
+                probe(suite, suite.tasks[task], config.environment, probe_seed(config, plan, me, generation))
+                status.beat(row)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return EXIT_REFUSED
+    network = Network(plan.network).eval()
+    board = Board(memory / "board", num_parameters(network))
+    rng = np.random.default_rng([config.seed, generation, index])
+    halves = []
+    for groups in me.halves:
+        members = []
+        for group in groups:
+            seeds = environment_seeds(config, plan, me, group, generation)
+            members.append(
+                Member(group.task, make_vector_env(suite, suite.tasks[group.task], group.count, config.environment, seeds))
+            )
+            status.beat(row)
+        halves.append(HalfGroup(members, network, plan.unroll, index, groups[0].first, rng))
+    player = Actor(
+        halves,
+        pull=lambda: board.read(network, config.actor.wait_seconds).version,
+        wait_for_space=lambda count: ring.wait_for_space(count, config.actor.wait_seconds, lambda: status.beat(row)),
+        beat=lambda: status.beat(row),
+    )
+    for rows, column in player.unrolls():
+        ring.write(rows, column)
+        if column == 0:
+            status.write(row, steps=player.steps, **player.seconds)
+    return 0
+
+
+def main() -> int:
+    """Parse, follow the parent, run the role."""
+    parser = argparse.ArgumentParser(prog="python -m launch.roles", description=__doc__)
+    parser.add_argument("role", choices=["learner", "actor"])
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--memory", type=Path, required=True, help="folder of the run's mapped files")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the supervisor")
+    parser.add_argument("--index", type=int, default=0)
+    parser.add_argument("--generation", type=int, default=0)
+    parser.add_argument("--resume", action="store_true")
+    arguments = parser.parse_args()
+    # Denormals make a learner's step half as slow again; each thread has its own flag, so before any other starts.
+    torch.set_flush_denormal(True)
+    is_learner = arguments.role == "learner"
+    follow_parent(arguments.parent, arguments.memory, signal.SIGTERM if is_learner else signal.SIGKILL)
+    if is_learner:
+        code = learner(arguments.run_dir, arguments.memory, arguments.resume)
+        if os.getppid() != arguments.parent:  # the supervisor was killed: nobody else is left to tidy up
+            shutil.rmtree(arguments.memory, ignore_errors=True)
+        return code
+    return actor(arguments.run_dir, arguments.memory, arguments.index, arguments.generation)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

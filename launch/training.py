@@ -1,0 +1,196 @@
+"""The learner's loop: batch, update, publish; records and checkpoints on the way."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent import checkpoint
+from agent.batching import Batcher, RingReader, to_device
+from agent.learner import Counters, Learner, NonFiniteError
+from agent.network import Network
+from agent.transport.board import Board
+from agent.transport.ring import Ring
+from launch.config import RunFiles, flatten
+from launch.plan import Plan
+from launch.records import EPISODES, METRICS, Lines, TaskRecords, TensorBoard
+from launch.reporter import Reporter
+from launch.status import Status
+
+LEARNER_ROW = 0
+# Frames in batches by which the fastest task may lead the slowest with learner.balance=frames.
+SLACK_BATCHES = 2
+
+
+class Training:
+    """One learner at work on a run.
+
+    Args:
+        run_dir: where records and checkpoints go.
+        run, plan: of the run.
+        rings, board, status: shared with the other processes.
+        resume: continue from the newest checkpoint of the folder.
+
+    Raises:
+        ValueError: the checkpoint does not fit the configuration; says what does not.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        run: RunFiles,
+        plan: Plan,
+        rings: list[Ring],
+        board: Board,
+        status: Status,
+        resume: bool,
+    ) -> None:
+        config, suite = run.config, run.suite
+        self.run_dir, self.config, self.plan, self.board, self.status = run_dir, config, plan, board, status
+        self.device = choose_device(config.learner.device)
+        self.learner = Learner(Network(plan.network).to(self.device), config.loss, config.optimiser, config.total_frames)
+        self.records = TaskRecords(suite.task_names, config.log.mean_over_episodes)
+        if resume:
+            self._restore(checkpoint.load(run_dir, self.device))
+        counters = self.learner.counters
+        self.board.publish(self.learner.network, counters.updates, counters.frames)
+        last_frames = counters.frames if resume else None
+        self.metrics = Lines(run_dir / METRICS, "frames", last_frames)
+        self.episodes = Lines(run_dir / EPISODES, "total_frames", last_frames)
+        self.tensorboard = (
+            TensorBoard(run_dir / "tensorboard", counters.frames, counters.seconds) if config.log.tensorboard else None
+        )
+        self.reporter = Reporter(suite, self.records, status, counters)
+        batch_frames = config.learner.batch_size * config.actor.unroll_length * plan.frames_per_step
+        reader = RingReader(
+            rings,
+            [actor.tasks for actor in plan.actors],
+            config.learner.balance,
+            self.records.frames,
+            SLACK_BATCHES * batch_frames,
+        )
+        self.batcher = Batcher(
+            reader,
+            plan.unroll,
+            config.learner.batch_size,
+            pin=self.device.type == "cuda",
+            dump=(run_dir / "unrolls", config.debug.dump_unrolls) if config.debug.dump_unrolls else None,
+        )
+        self._seconds_before = counters.seconds
+        self._began = time.monotonic()
+        self._saved = self._began
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Train to the last frame, or until `stopped`; a checkpoint is written at the end either way.
+
+        Raises:
+            TimeoutError: no batch for learner.wait_seconds; names the actors that sent nothing.
+            NonFiniteError: updates are non-finite again and again.
+            OSError: the disk is full, or not writable.
+        """
+        counters = self.learner.counters
+        try:
+            while counters.frames < self.config.total_frames and not stopped():
+                self._step(stopped)
+                if self.reporter.seconds >= self.config.log.every_seconds:
+                    self._log()
+                if time.monotonic() - self._saved >= self.config.checkpoint.every_seconds:
+                    self.save()
+        except NonFiniteError:
+            self._finish()
+            raise
+        self._finish()
+
+    def save(self) -> Path:
+        """Write a checkpoint."""
+        self._clock()
+        path = checkpoint.save(self.run_dir, self._content(), self.config.checkpoint.keep)
+        self._saved = time.monotonic()
+        return path
+
+    def _step(self, stopped: Callable[[], bool]) -> None:
+        began = time.monotonic()
+        deadline = began + self.config.learner.wait_seconds
+        while (batch := self.batcher.next(0.5)) is None:
+            self.status.beat(LEARNER_ROW)
+            if stopped():
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"no batch for {self.config.learner.wait_seconds:.0f} s: waiting for "
+                    f"{self.batcher.reader.missing(self.plan.task_names)}"
+                )
+        ready = time.monotonic()
+        self.reporter.waited(ready - began)
+        counters = self.learner.counters
+        version = counters.updates
+        result = self.learner.update(to_device(batch, self.device), batch.arrays["task"].tolist())
+        self.board.publish(self.learner.network, counters.updates, counters.frames)
+        self._clock()
+        games = self.records.add(batch.arrays, counters.frames, counters.seconds)
+        counters.episodes += len(games)
+        self.episodes.write_all(games)
+        self.reporter.add(batch.arrays, result, version, time.monotonic() - ready)
+        self.batcher.release(batch)
+        self.status.beat(LEARNER_ROW)
+
+    def _log(self) -> None:
+        self.status.write(LEARNER_ROW)
+        record = self.reporter.record(self.learner.learning_rate(), self.batcher.reader.depth())
+        self.metrics.write(record)
+        if self.tensorboard is not None:
+            self.tensorboard.write(record)
+
+    def _finish(self) -> None:
+        self.batcher.close()
+        self._log()
+        self.save()
+        self.metrics.close()
+        self.episodes.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
+
+    def _clock(self) -> None:
+        self.learner.counters.seconds = self._seconds_before + time.monotonic() - self._began
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "counters": vars(self.learner.counters).copy(),
+            "task_counters": self.records.state(),
+            "network": self.plan.network.to_dict(),
+            "parameters": self.learner.network.state_dict(),
+            "optimiser": self.learner.optimiser_state(),
+            "generators": checkpoint.generator_state(),
+            "config": flatten(self.config),
+        }
+
+    def _restore(self, content: dict[str, Any]) -> None:
+        network = self.learner.network
+        dropped = frozenset(content["network"]["legal_actions"]) - set(network.task_names)
+        try:
+            network.load_state_dict(checkpoint.match_heads(content["parameters"], network, dropped))
+        except RuntimeError as error:
+            raise ValueError(f"the checkpoint does not fit this run: {' '.join(str(error).split())}") from error
+        self.learner.load_optimiser_state(checkpoint.match_heads(content["optimiser"], network, dropped))
+        self.learner.counters = Counters(**content["counters"])
+        self.records.restore(content["task_counters"])
+        checkpoint.restore_generators(content["generators"])
+
+
+def choose_device(name: str) -> torch.device:
+    """auto = the first GPU if there is one.
+
+    Raises:
+        ValueError: torch does not know it, or it is not here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"learner.device={name} is no device: use auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"learner.device={name} is not here: torch sees {torch.cuda.device_count()} GPUs")
+    return device
