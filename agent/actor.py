@@ -21,7 +21,7 @@ class ActorSettings:
     """Acting.
 
     Attributes:
-        num_actors: processes; 0 = one per task while there are at most four tasks per core, else one per core.
+        num_actors: processes; 0 = one per core, and one per task while there are at most four tasks per core.
         num_envs: E, environments of one actor, even.
         unroll_length: T, agent steps (IMPALA: 100 on DMLab, 20 on Atari).
         slots: unrolls that an actor may have waiting for the learner; 0 = E.

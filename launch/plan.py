@@ -68,7 +68,7 @@ def make_plan(run: RunFiles) -> Plan:
     actor = run.config.actor
     num_tasks = len(run.suite.tasks)
     cores = os.cpu_count() or 1
-    num_actors = actor.num_actors or (num_tasks if num_tasks <= 4 * cores else cores)
+    num_actors = actor.num_actors or (max(num_tasks, cores) if num_tasks <= 4 * cores else cores)
     assignment = assign(run.suite.task_names, num_actors, actor.num_envs, actor.weights)
     return Plan(
         run.suite.task_names,
