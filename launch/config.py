@@ -216,8 +216,13 @@ def _read_yaml(path: Path) -> DictConfig:
 def _merge(base: DictConfig, more: Any, source: str) -> DictConfig:
     OmegaConf.set_readonly(base, False)
     known = list(flatten(Config()))
-    for key in _keys(more):
-        if key not in known and not any(name.startswith(key + ".") or key.startswith(name + ".") for name in known):
+    for key, value in _leaves(more):
+        if any(name.startswith(key + ".") for name in known):
+            if value != {}:
+                raise ValueError(
+                    f"{key}={value} in {source}: {key} is a section, set one of its keys, such as {_nearest(key, known)}"
+                )
+        elif not any(key == name or key.startswith(name + ".") for name in known):
             raise ValueError(f"unknown setting {key} in {source}: did you mean {_nearest(key, known)}?")
     try:
         return cast(DictConfig, OmegaConf.merge(base, more))
@@ -226,14 +231,14 @@ def _merge(base: DictConfig, more: Any, source: str) -> DictConfig:
         raise ValueError(f"{key} in {source}: {_first_line(error)}") from error
 
 
-def _keys(config: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted keys of the leaves; an empty section counts as a leaf."""
+def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of the leaves; an empty section counts as a leaf."""
     for key in config:
         value = config._get_node(key)
         if isinstance(value, DictConfig) and len(value):
-            yield from _keys(value, f"{prefix}{key}.")
+            yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}"
+            yield f"{prefix}{key}", config[key]
 
 
 def _nearest(key: str, known: Sequence[str]) -> str:

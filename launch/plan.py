@@ -58,6 +58,12 @@ class Plan:
         """Of one actor."""
         return ring_bytes(self.unroll, self.slots)
 
+    def spaces(self) -> Spaces:
+        """What the environments showed when the run was planned: nobody has to build them again to know."""
+        network = self.network
+        actions = tuple(network.legal_actions.values())
+        return Spaces(network.frame_shape, network.frame_dtype, network.instruction_length, actions, self.frames_per_step)
+
 
 def make_plan(run: RunFiles) -> Plan:
     """The plan of a run.

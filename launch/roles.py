@@ -79,9 +79,10 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
         members = []
         for group in groups:
             seeds = environment_seeds(config, plan, me, group, generation)
-            members.append(
-                Member(group.task, make_vector_env(suite, suite.tasks[group.task], group.count, config.environment, seeds))
+            environment = make_vector_env(
+                suite, suite.tasks[group.task], group.count, config.environment, seeds, spaces=plan.spaces()
             )
+            members.append(Member(group.task, environment))
             status.beat(row)
         halves.append(HalfGroup(members, network, plan.unroll, index, groups[0].first, rng))
     player = Actor(

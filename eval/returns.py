@@ -1,0 +1,106 @@
+"""Where raw returns come from without playing: a run's episodes.jsonl, or a JSON file of {level: [returns]}."""
+
+import json
+import math
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch import records
+from tasks.suite import Suite, Task
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Raw returns per task, of whole games, and the environment frames they are known to have cost.
+
+    returns: task -> list of raw returns, newest last. total_frames: frames of the whole run so far, or None where
+    not recorded. task_frames: task -> frames of its finished episodes.
+    """
+
+    returns: dict[str, list[float]]
+    total_frames: int | None
+    task_frames: dict[str, int]
+
+
+def read_episodes(path: Path, suite: Suite, last: int) -> Returns:
+    """The last `last` finished episodes of each task in an episodes.jsonl, read as a stream.
+
+    The last line of a run may still be being written and is then left out. Any other line that is not an episode of
+    this suite is a ValueError naming the line: a score must not skip what it cannot read. No file, as in a run that
+    has just started, is no episode.
+    """
+    kept: dict[str, deque[float]] = {task: deque(maxlen=last) for task in suite.task_names}
+    task_frames = dict.fromkeys(suite.task_names, 0)
+    total_frames: int | None = None
+    for number, row in enumerate(records.read_lines(path), start=1):
+        try:
+            task, value = row["task"], float(row["return"])
+            frames, total_frames = int(row["frames"]), int(row["total_frames"])
+            known = task in kept
+        except (ValueError, LookupError, TypeError, OverflowError) as error:
+            raise ValueError(f"line {number} of {path} is no episode: {row!r}: remove it") from error
+        if not known:
+            raise ValueError(f"line {number} of {path}: suite {suite.name} has no task {task!r}: remove it")
+        if not math.isfinite(value):
+            raise ValueError(f"line {number} of {path}: the return of {task} is {value}: remove it")
+        kept[task].append(value)
+        task_frames[task] += frames
+    return Returns({task: list(values) for task, values in kept.items()}, total_frames, task_frames)
+
+
+def read_returns_file(path: Path, suite: Suite) -> tuple[dict[str, list[float]], str | None]:
+    """The returns in a JSON file of {level: [returns]}, by task, and the split that the names give away, if any.
+
+    A level is a task's name, or its train or test level. Raises ValueError naming file and level where a level is
+    unknown, stands twice (under whichever names), its returns are not a list of at least one finite number, or where
+    some levels are of the train split and others of the test split.
+    """
+    try:
+        # Pairs, not a dict: a dict would silently keep the last of two equal names. All numbers as floats, so that a
+        # whole number too large for one becomes infinite and is refused.
+        pairs = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=tuple, parse_int=float)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a readable JSON file of {{level: [returns]}}: {error}.") from error
+    if not isinstance(pairs, tuple):
+        raise ValueError(f"{path} must hold one JSON object of {{level: [returns]}}.")
+    names: dict[str, str] = {}
+    splits: dict[str, str] = {}
+    returns: dict[str, list[float]] = {}
+    for name, values in pairs:
+        try:
+            task = suite.resolve(name)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        if task.name in names:
+            raise ValueError(f"{path}: '{names[task.name]}' and '{name}' are the same task; keep one of them.")
+        names[task.name] = name
+        returns[task.name] = check_returns(f"{path}: '{name}'", values)
+        split = split_of(task, name)
+        if split is not None:
+            splits[split] = name
+    if len(splits) > 1:
+        raise ValueError(
+            f"{path} mixes splits: '{splits['train']}' is a training level, '{splits['test']}' a test level; "
+            f"give levels of one split."
+        )
+    return returns, next(iter(splits), None)
+
+
+def split_of(task: Task, name: str) -> str | None:
+    """The split ("train", "test") that a level's name, whole path or last part, gives away; None where both share it."""
+    last_part = name.rsplit("/", 1)[-1]
+    in_train, in_test = (level.rsplit("/", 1)[-1] == last_part for level in (task.train_level, task.test_level))
+    if in_train == in_test:
+        return None
+    return "train" if in_train else "test"
+
+
+def check_returns(name: str, values: object) -> list[float]:
+    """The values as finite floats; ValueError beginning with `name` where they are no list of at least one such."""
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{name} holds {values!r}; give a list of at least one return, or leave the level out.")
+    for index, value in enumerate(values):
+        if not isinstance(value, float) or not math.isfinite(value):
+            raise ValueError(f"{name}: return {index} is {value!r}, not a finite number; remove it.")
+    return values

@@ -1,0 +1,110 @@
+"""Starting the real command, waiting for what it does, and finding what it left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from launch.process import PREFIX, memory_root
+from launch.records import METRICS, last_line, read_lines
+
+ROOT = Path(__file__).parents[1]
+MULTITASK = str(ROOT / "launch" / "multitask.py")
+# Quick to start and to notice things; small enough for two busy cores.
+QUICK = [
+    "actor.num_actors=2",
+    "actor.num_envs=8",
+    "learner.batch_size=8",
+    "log.every_seconds=0.5",
+    "supervisor.backoff_seconds=0.1",
+]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, MULTITASK, *arguments]
+
+
+def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command to its end."""
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=timeout, env={**os.environ, **environment}
+    )
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command running; killed at the end if it still does."""
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.communicate()
+
+
+def wait_for(what: Callable[[], Any], timeout: float = 60, process: subprocess.Popen[str] | None = None) -> Any:
+    """What `what` returns as soon as it is true; fails when it never is, or when `process` ends before."""
+    deadline = time.monotonic() + timeout
+    pause = threading.Event()
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"waited {timeout} s in vain"
+        assert process is None or process.poll() is None, f"the command ended: {process.communicate()[0]}"
+        pause.wait(0.05)
+    return found
+
+
+def updates(run_dir: Path) -> int:
+    record = last_line(run_dir / METRICS)
+    return record["updates"] if record else 0
+
+
+def pids(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "pids.json").read_text(encoding="utf-8"))
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return list(read_lines(path))
+
+
+def roles_of(run_dir: Path) -> list[psutil.Process]:
+    """Living processes that work on a run folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(run_dir) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def assert_nothing_left(run_dir: Path, supervisor: int) -> None:
+    """No process, no mapped file, no list of processes."""
+    assert roles_of(run_dir) == []
+    assert [folder for folder in memory_root().glob(f"{PREFIX}*-{supervisor}")] == []
+    assert not (run_dir / "pids.json").exists()
+
+
+def send(pid: int | None, number: signal.Signals) -> bool:
+    """Whether the signal could be sent."""
+    if pid is None:
+        return False
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,369 @@
+"""Whole runs through real processes: learning, records, interrupts, resumes, kills, and refusals of data."""
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+import yaml
+from runs import QUICK, assert_nothing_left, lines, pids, roles_of, send, started, updates, wait_for
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from agent import checkpoint
+from agent.network import Network, NetworkSpec
+from launch.config import read_run
+from launch.process import PREFIX, memory_root
+from launch.supervisor import is_running
+
+SECRET = "hunter2-not-on-disk"
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A short run of the whole toy suite, from start to end."""
+    run_dir = tmp_path_factory.mktemp("toy") / "run"
+    done = runs.run(
+        "--suite", "toy", "--run-dir", str(run_dir), "--total-frames", "110000", "--seed", "1",
+        "log.every_seconds=1", "debug.dump_unrolls=40", timeout=240, API_TOKEN=SECRET,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return run_dir, done.stdout
+
+
+def test_all_four_toy_levels_are_learned(toy):
+    run_dir, _ = toy
+    tasks = lines(run_dir / "metrics.jsonl")[-1]["tasks"]
+    assert set(tasks) == {"catch", "memory", "instruction", "large_rewards"}
+    for name, numbers in tasks.items():
+        assert numbers["normalised_percent"] >= 90, name
+    # An oracle apart from the product: the raw returns of the last 100 games of each level, against the best possible.
+    games = lines(run_dir / "episodes.jsonl")
+    for name, random_score, best in (
+        ("catch", -0.6, 1),
+        ("memory", 0, 1),
+        ("instruction", 1.25, 5),
+        ("large_rewards", -36.5, 100),
+    ):
+        last = [game["return"] for game in games if game["task"] == name][-100:]
+        assert np.mean(last) >= random_score + 0.9 * (best - random_score), name
+
+
+def test_metrics_say_what_happened(toy):
+    run_dir, _ = toy
+    records = lines(run_dir / "metrics.jsonl")
+    last = records[-1]
+    for key in (
+        "frames", "steps", "updates", "seconds", "frames_per_second", "learning_rate", "skipped_updates", "actor_restarts",
+        "sample_age_versions_mean", "sample_age_versions_max", "sample_age_seconds_mean", "clipped_ratio_share",
+        "effective_sample_size", "kl_behaviour_target", "queue_depth_unrolls", "learner_waiting_share", "limited_by",
+        "actors_environment_share", "actors_inference_share", "actors_waiting_share", "memory_bytes",
+    ):  # fmt: skip
+        assert key in last, key
+    assert last["frames"] == sum(task["frames"] for task in last["tasks"].values()) >= 110_000
+    assert last["steps"] == sum(task["steps"] for task in last["tasks"].values()) == last["frames"], "toy: a frame a step"
+    assert (
+        last["episodes"] == sum(task["episodes"] for task in last["tasks"].values()) == len(lines(run_dir / "episodes.jsonl"))
+    )
+    assert [r["frames"] for r in records] == sorted(r["frames"] for r in records)
+    assert last["learning_rate"] < 0.01 * 2e-3, "linear to 0"
+    for record in records:
+        if "effective_sample_size" in record:
+            assert 0 < record["effective_sample_size"] <= 1.0001
+            assert 0 <= record["clipped_ratio_share"] <= 1
+            assert record["kl_behaviour_target"] > -1e-4
+            assert record["sample_age_versions_mean"] <= record["sample_age_versions_max"]
+
+
+def test_episodes_are_whole_and_raw(toy):
+    run_dir, _ = toy
+    for game in lines(run_dir / "episodes.jsonl"):
+        assert game["frames"] == game["steps"]
+        if game["task"] == "catch":
+            assert game["return"] in (-1, 1)
+            assert game["steps"] == 4
+        if game["task"] == "large_rewards":
+            assert game["return"] in (-100, 100), "the learner saw it clipped, the record has it raw"
+        assert 0 <= game["policy_version"]
+        assert 0 < game["total_frames"] <= 110_400
+
+
+def test_the_checkpoint_holds_the_run(toy, capsys):
+    run_dir, _ = toy
+    last = lines(run_dir / "metrics.jsonl")[-1]
+    assert checkpoint.main([str(run_dir)]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert about["counters"]["frames"] == last["frames"]
+    assert about["counters"]["updates"] == last["updates"]
+    assert about["tasks"] == ["catch", "memory", "instruction", "large_rewards"]
+    assert len(about["parameter_hash"]) == 64
+    network, _ = checkpoint.load_network(run_dir)
+    assert checkpoint.parameter_hash(network.state_dict()) == about["parameter_hash"]
+
+
+def test_dumped_unrolls_are_what_the_network_did(toy):
+    """The contract between actor and learner, seen from outside: same parameters, same rows, same log-probabilities."""
+    run_dir, _ = toy
+    run = read_run(run_dir)
+    files = sorted((run_dir / "unrolls").glob("*.npz"))
+    assert len(files) == 40
+    last_of: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    joins = 0
+    for file in files:
+        unroll = dict(np.load(file))
+        assert unroll["frame"].shape == (11, 20, 20, 1)
+        assert unroll["log_probs"].shape == (11, 5)
+        legal = list(run.network.legal_actions.values())[int(unroll["task"])]
+        assert (unroll["action"] < legal).all()
+        first = unroll["first"]
+        assert (unroll["last_action"][first] == -1).all()
+        assert (unroll["reward"][first] == 0).all()
+        assert (unroll["last_action"][1:][~first[1:]] == unroll["action"][:-1][~first[1:]]).all()
+        assert (first[1:] == (unroll["terminated"] | unroll["truncated"])[:-1]).all()
+        before = last_of.get(key := (int(unroll["actor"]), int(unroll["environment"])))
+        if before is not None:
+            joins += 1
+            for name in ("frame", "reward", "first", "action", "log_probs", "last_action"):
+                np.testing.assert_array_equal(before[name][-1], unroll[name][0], err_msg=name)
+        last_of[key] = unroll
+    assert joins >= 0
+
+
+def test_what_is_on_the_screen(toy):
+    _, out = toy
+    assert "suite toy, 4 tasks, 4 actors" in out
+    assert "limited by" in out
+    assert "catch" in out
+    assert "python eval/score.py" in out
+
+
+def test_curves_against_frames_and_against_time(toy):
+    run_dir, _ = toy
+    for folder in ("by_frames", "by_seconds"):
+        events = EventAccumulator(str(run_dir / "tensorboard" / folder))
+        events.Reload()
+        tags = events.Tags()["scalars"]
+        assert "return_mean/catch" in tags
+        assert "sample_age_versions_mean" in tags
+        points = events.Scalars("return_mean/catch")
+        assert all(np.isfinite(point.value) for point in points)
+        assert [p.step for p in points] == sorted(p.step for p in points)
+
+
+def test_no_secret_is_written(toy):
+    run_dir, _ = toy
+    for path in run_dir.rglob("*"):
+        assert path.is_dir() or SECRET.encode() not in path.read_bytes(), path
+
+
+def test_nothing_is_left(toy):
+    run_dir, _ = toy
+    assert roles_of(run_dir) == []
+    assert not (run_dir / "pids.json").exists()
+
+
+def test_a_finished_run_resumes_to_the_same_state(toy):
+    """Nothing is lost or changed by saving, loading and saving again."""
+    run_dir, _ = toy
+    before = checkpoint.load(run_dir)
+    done = runs.run("--resume", str(run_dir))
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = checkpoint.load(run_dir)
+    assert checkpoint.parameter_hash(before["parameters"]) == checkpoint.parameter_hash(after["parameters"])
+    assert checkpoint.parameter_hash(before["optimiser"]) == checkpoint.parameter_hash(after["optimiser"])
+    for key in ("frames", "steps", "updates", "episodes", "skipped_updates"):
+        assert before["counters"][key] == after["counters"][key], key
+    assert before["task_counters"] == after["task_counters"]
+    assert before["generators"]["python"] == after["generators"]["python"]
+    assert (before["generators"]["torch"] == after["generators"]["torch"]).all()
+
+
+def test_interrupt_writes_a_checkpoint_and_a_resume_goes_on(tmp_path):
+    run_dir = tmp_path / "run"
+    with started("--suite", "toy", "--run-dir", str(run_dir), "total_frames=100000000", *QUICK) as process:
+        wait_for(lambda: updates(run_dir) >= 20, process=process)
+        supervisor = pids(run_dir)["supervisor"]
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=15)
+    assert process.returncode == 130
+    assert "Traceback" not in out
+    assert f"--resume {run_dir}" in out
+    assert_nothing_left(run_dir, supervisor)
+    saved = checkpoint.load(run_dir)["counters"]
+    games = lines(run_dir / "episodes.jsonl")
+    assert len(games) == saved["episodes"]
+
+    # As after a crash: lines newer than the checkpoint are there, one of them torn.
+    with (run_dir / "episodes.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps({**games[-1], "total_frames": saved["frames"] + 1}) + "\n" + '{"task": "ca')
+    total = saved["frames"] + 20_000
+    done = runs.run("--resume", str(run_dir), "--total-frames", str(total))
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = checkpoint.load(run_dir)["counters"]
+    assert after["frames"] >= total
+    assert after["updates"] > saved["updates"]
+    assert after["seconds"] > saved["seconds"]
+    games = lines(run_dir / "episodes.jsonl")
+    assert len(games) == after["episodes"]
+    records = lines(run_dir / "metrics.jsonl")
+    assert [r["frames"] for r in records] == sorted(r["frames"] for r in records)
+    assert [r["seconds"] for r in records] == sorted(r["seconds"] for r in records)
+    starts = [event for event in lines(run_dir / "restarts.jsonl") if event["event"] == "start"]
+    assert [event["resume"] for event in starts] == [False, True]
+
+
+def test_sigterm_is_the_same_as_one_interrupt(tmp_path):
+    run_dir = tmp_path / "run"
+    with started("--suite", "toy", "--run-dir", str(run_dir), "total_frames=100000000", *QUICK) as process:
+        wait_for(lambda: updates(run_dir) >= 1, process=process)
+        process.terminate()
+        process.communicate(timeout=15)
+    assert process.returncode == 143
+    assert checkpoint.find(run_dir).is_file()
+    assert roles_of(run_dir) == []
+
+
+def test_two_interrupts_end_at_once(tmp_path):
+    run_dir = tmp_path / "run"
+    with started("--suite", "toy", "--run-dir", str(run_dir), "total_frames=100000000", *QUICK) as process:
+        wait_for(lambda: updates(run_dir) >= 1, process=process)
+        supervisor = pids(run_dir)["supervisor"]
+        send(pids(run_dir)["learner"], signal.SIGSTOP)  # it will not answer the first one
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: roles_of(run_dir) and len(roles_of(run_dir)) <= 2)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=5)
+    assert_nothing_left(run_dir, supervisor)
+
+
+def test_actors_killed_and_stopped_at_random_moments(tmp_path):
+    run_dir = tmp_path / "run"
+    rng = random.Random(0)
+    with started(
+        "--suite", "toy", "--run-dir", str(run_dir), "total_frames=100000000",
+        "supervisor.silent_seconds=2", "supervisor.start_seconds=15", "supervisor.max_start_failures=1000", *QUICK,
+    ) as process:  # fmt: skip
+        wait_for(lambda: updates(run_dir) >= 1, process=process)
+        supervisor = pids(run_dir)["supervisor"]
+        hit: set[int] = set()
+        for _ in range(6):
+            target = updates(run_dir) + rng.randrange(5, 60)
+            wait_for(lambda target=target: updates(run_dir) >= target, process=process)
+            fresh = [pid for pid in pids(run_dir)["actors"] if pid is not None and pid not in hit]
+            if fresh and send(actor := rng.choice(fresh), rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])):
+                hit.add(actor)
+        wait_for(lambda: sum(e["event"] == "restart" for e in lines(run_dir / "restarts.jsonl")) >= len(hit), process=process)
+        target = updates(run_dir) + 50
+        wait_for(lambda: updates(run_dir) >= target, process=process)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=15)
+    assert process.returncode == 130, out
+    assert_nothing_left(run_dir, supervisor)
+    reasons = [event["reason"] for event in lines(run_dir / "restarts.jsonl") if event["event"] == "restart"]
+    assert len(reasons) == len(hit) >= 3
+    assert all("SIGKILL" in reason or "no sign of life" in reason for reason in reasons)
+    last = lines(run_dir / "metrics.jsonl")[-1]
+    assert last["actor_restarts"] == len(hit)
+    assert last["skipped_updates"] == 0
+    assert last["frames"] == sum(task["frames"] for task in last["tasks"].values())
+    for game in lines(run_dir / "episodes.jsonl"):
+        if game["task"] == "catch":
+            assert (game["steps"], abs(game["return"])) == (4, 1), "a torn or mixed unroll would break a game"
+
+
+def test_kill_9_of_the_main_process_leaves_nothing(tmp_path):
+    run_dir = tmp_path / "run"
+    with started("--suite", "toy", "--run-dir", str(run_dir), "total_frames=100000000", *QUICK) as process:
+        wait_for(lambda: updates(run_dir) >= 1, process=process)
+        supervisor = pids(run_dir)["supervisor"]
+        send(pids(run_dir)["actors"][0], signal.SIGSTOP)
+        assert is_running(run_dir) == supervisor
+        process.kill()
+        wait_for(lambda: not roles_of(run_dir) and not list(memory_root().glob(f"{PREFIX}*-{supervisor}")), timeout=10)
+    assert is_running(run_dir) is None
+    assert checkpoint.load(run_dir)["counters"]["updates"] >= 1, "the learner saved before it went"
+
+
+def test_a_killed_learner_ends_the_run(tmp_path):
+    run_dir = tmp_path / "run"
+    with started("--suite", "toy", "--run-dir", str(run_dir), "total_frames=100000000", *QUICK) as process:
+        wait_for(lambda: updates(run_dir) >= 1, process=process)
+        supervisor = pids(run_dir)["supervisor"]
+        send(pids(run_dir)["learner"], signal.SIGKILL)
+        out, _ = process.communicate(timeout=15)
+    assert process.returncode == 1
+    assert "the learner was killed by SIGKILL" in out
+    assert_nothing_left(run_dir, supervisor)
+
+
+def own_suite(folder: Path, *tasks: dict) -> str:
+    """A suite file beside tests/my_suites.py's import path."""
+    path = folder / "own.yaml"
+    (folder / "my_suites.py").write_bytes((Path(__file__).parent / "my_suites.py").read_bytes())
+    path.write_text(yaml.safe_dump({"name": "own", "tasks": list(tasks)}, allow_unicode=True), encoding="utf-8")
+    return str(path)
+
+
+def moving(name: str, **kwargs) -> dict:
+    return {"name": name, "env": "my_suites:make_moving", "env_kwargs": kwargs}
+
+
+def test_an_actor_that_dies_at_every_start_ends_the_run_with_its_trace(tmp_path):
+    suite = own_suite(tmp_path, moving("good"), moving("broken", fault="raise", at=2))
+    done = runs.run("--suite", suite, "--run-dir", str(tmp_path / "run"), "environment.probe=false", *QUICK)
+    assert done.returncode == 1
+    assert "the engine of this level broke" in done.stderr
+    assert "actor 1 (broken)" in done.stderr
+    assert "3 times in a row" in done.stderr
+
+
+def test_a_dead_observation_is_refused_at_the_start(tmp_path):
+    suite = own_suite(tmp_path, moving("frozen", fault="constant"))
+    done = runs.run("--suite", suite, "--run-dir", str(tmp_path / "run"), *QUICK)
+    assert done.returncode == 1
+    for word in ("frozen", "environment.probe=false"):
+        assert word in done.stderr
+    assert not list(memory_root().glob(f"{PREFIX}*-{done.args[-1]}"))
+
+
+def test_a_nan_reward_is_refused_named_and_counted(tmp_path):
+    suite = own_suite(tmp_path, moving("good"), moving("poison", length=200, fault="nan", at=130))
+    run_dir = tmp_path / "run"
+    with started("--suite", suite, "--run-dir", str(run_dir), "total_frames=100000000", *QUICK) as process:
+        events = wait_for(lambda: [e for e in lines(run_dir / "restarts.jsonl") if e["event"] == "restart"], process=process)
+        wait_for(lambda: lines(run_dir / "metrics.jsonl")[-1]["actor_restarts"] >= 1, process=process)
+    for word in ("rewards are not finite", "task poison", "environment", "episode 0", "step 129"):
+        assert word in events[0]["last_line"]
+    assert lines(run_dir / "metrics.jsonl")[-1]["skipped_updates"] == 0, "it never reached the learner"
+
+
+def test_an_own_suite_with_a_name_outside_ascii_runs_under_lang_c(tmp_path):
+    suite = own_suite(tmp_path, moving("café"), moving("keys", length=9))
+    run_dir = tmp_path / "run"
+    done = runs.run("--suite", suite, "--run-dir", str(run_dir), "total_frames=3000", *QUICK, LANG="C", LC_ALL="C")
+    assert done.returncode == 0, done.stdout + done.stderr
+    games = lines(run_dir / "episodes.jsonl")
+    assert {game["task"] for game in games} == {"café", "keys"}
+    assert all(game["return"] == game["steps"] == {"café": 5, "keys": 9}[game["task"]] for game in games)
+
+
+def test_heads_follow_their_tasks_when_the_list_is_cut(toy, tmp_path):
+    """Resume with fewer tasks, whose largest action set is smaller: the network keeps its width and the heads their names."""
+    run_dir, _ = toy
+    cut = tmp_path / "run"
+    cut.mkdir()
+    for name in ("config.yaml", "resolved.yaml"):
+        (cut / name).write_bytes((run_dir / name).read_bytes())
+    before = checkpoint.load(run_dir)
+    checkpoint.save(cut, {key: value for key, value in before.items() if key != "format"}, keep=1)
+    done = runs.run("--resume", str(cut), "--tasks", "memory,catch")
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = checkpoint.load(cut)
+    assert list(after["network"]["legal_actions"]) == ["catch", "memory"]
+    assert after["network"]["num_actions"] == 5
+    for name, value in after["parameters"].items():
+        assert (value == before["parameters"][name]).all(), name
+    assert not any("large_rewards" in name for name in after["parameters"])
+    Network(NetworkSpec.from_dict(after["network"])).load_state_dict(after["parameters"])
