@@ -233,12 +233,12 @@ def _merge(base: DictConfig, more: Any, source: str) -> DictConfig:
 
 def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and values of the leaves; an empty section counts as a leaf."""
-    for key in config:
-        value = config._get_node(key)
+    for key, value in config.items_ex(resolve=False):
+        name = f"{prefix}{key!s}"
         if isinstance(value, DictConfig) and len(value):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from _leaves(value, f"{name}.")
         else:
-            yield f"{prefix}{key}", config[key]
+            yield name, value
 
 
 def _nearest(key: str, known: Sequence[str]) -> str:

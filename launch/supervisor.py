@@ -146,8 +146,13 @@ class Supervisor:
         """A role as a command line, in a process group of its own: Ctrl-C reaches the supervisor only."""
         command = [sys.executable, "-m", "launch.roles", *arguments]
         command += ["--run-dir", str(self.run_dir), "--memory", str(self.memory), "--parent", str(os.getpid())]
+        environment = dict(os.environ)
+        if arguments[0] == "actor":  # one compute thread: BLAS libraries read these when they are loaded
+            environment |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         with (self.run_dir / "logs" / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+            )
 
     def _make_memory(self) -> None:
         self._began = time.monotonic()

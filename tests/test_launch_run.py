@@ -6,17 +6,18 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-import runs
 import yaml
-from runs import QUICK, assert_nothing_left, lines, pids, roles_of, send, started, updates, wait_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import runs
 from agent import checkpoint
 from agent.network import Network, NetworkSpec
 from launch.config import read_run
 from launch.process import PREFIX, memory_root
 from launch.supervisor import is_running
+from runs import QUICK, assert_nothing_left, lines, pids, roles_of, send, started, updates, wait_for
 
 SECRET = "hunter2-not-on-disk"
 
@@ -185,6 +186,8 @@ def test_interrupt_writes_a_checkpoint_and_a_resume_goes_on(tmp_path):
     with started("--suite", "toy", "--run-dir", str(run_dir), "total_frames=100000000", *QUICK) as process:
         wait_for(lambda: updates(run_dir) >= 20, process=process)
         supervisor = pids(run_dir)["supervisor"]
+        for actor in pids(run_dir)["actors"]:
+            assert psutil.Process(actor).num_threads() <= 2, "one computes, one watches the parent"
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=15)
     assert process.returncode == 130
@@ -210,6 +213,12 @@ def test_interrupt_writes_a_checkpoint_and_a_resume_goes_on(tmp_path):
     records = lines(run_dir / "metrics.jsonl")
     assert [r["frames"] for r in records] == sorted(r["frames"] for r in records)
     assert [r["seconds"] for r in records] == sorted(r["seconds"] for r in records)
+    for folder in ("by_frames", "by_seconds"):
+        events = EventAccumulator(str(run_dir / "tensorboard" / folder))
+        events.Reload()
+        steps = [point.step for point in events.Scalars("updates")]
+        assert steps == sorted(steps), "points beyond the checkpoint were purged"
+        assert len(list((run_dir / "tensorboard" / folder).iterdir())) == 2, "one file per start"
     starts = [event for event in lines(run_dir / "restarts.jsonl") if event["event"] == "start"]
     assert [event["resume"] for event in starts] == [False, True]
 

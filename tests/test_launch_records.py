@@ -1,0 +1,128 @@
+"""Records: what a line holds, what a resume cuts off, and what is never written."""
+
+import json
+import os
+
+import numpy as np
+import psutil
+import pytest
+
+from agent.learner import Counters
+from agent.unroll import UnrollSpec
+from launch import process
+from launch.display import duration, plain_line
+from launch.records import Lines, TaskRecords, last_line, read_lines, scalars
+from launch.reporter import Reporter
+from launch.status import Status
+from tasks.registry import load_suite
+
+SPEC = UnrollSpec(unroll_length=3, frame_shape=(2, 2, 1), frame_dtype="uint8", instruction_length=0, num_actions=2, core_size=1)
+
+
+def batch_with(games: dict[tuple[int, int], float], tasks: list[int]) -> dict[str, np.ndarray]:
+    """Arrays of a batch in which games end at (row, column) with these returns."""
+    arrays = SPEC.empty(len(tasks))
+    arrays["task"][:] = tasks
+    arrays["frames"][:] = 4
+    arrays["episode_return"][:] = np.nan
+    for (t, b), value in games.items():
+        arrays["episode_return"][t, b] = value
+        arrays["frames"][t, b] = 0
+    return arrays
+
+
+def test_games_are_counted_once_although_rows_repeat():
+    records = TaskRecords(["a", "b"], window=10)
+    # Row 0 repeats the last row of the unroll before: its game was counted there.
+    games = records.add(batch_with({(0, 0): 1.0, (3, 0): 2.0, (1, 1): 5.0}, [0, 1]), total_frames=7, seconds=1.0)
+    assert [(game["task"], game["return"]) for game in games] == [("b", 5.0), ("a", 2.0)]
+    assert records.episodes.tolist() == [1, 1]
+    assert records.frames.tolist() == [8, 8], "3 rows of 4 frames, one of them a reset"
+    assert records.steps.tolist() == [2, 2]
+
+
+def test_state_follows_names():
+    records = TaskRecords(["a", "b"], window=2)
+    records.add(batch_with({(1, 0): 1.0, (2, 0): 2.0, (3, 0): 4.0}, [0, 1]), 7, 1.0)
+    restored = TaskRecords(["c", "a"], window=2)
+    restored.restore(json.loads(json.dumps(records.state())))
+    assert restored.episodes.tolist() == [0, 3]
+    assert list(restored.recent[1]) == [2.0, 4.0]
+
+
+def reporter(tmp_path, records, suite):
+    status = Status(tmp_path / "status", 1, create=True)
+    return Reporter(suite, records, status, Counters())
+
+
+def test_a_task_without_a_game_has_no_score(tmp_path):
+    suite = load_suite("toy", ["catch", "memory"])
+    records = TaskRecords(suite.task_names, window=10)
+    records.add(batch_with({(1, 0): 1.0}, [0, 1]), 7, 1.0)
+    record = reporter(tmp_path, records, suite).record(1e-3, 0)
+    assert record["tasks"]["catch"]["normalised_percent"] == 100
+    assert "return_mean" not in record["tasks"]["memory"]
+    assert record["tasks"]["memory"]["episodes"] == 0
+    assert "mean_normalised_percent" not in record, "a mean over some tasks is no mean"
+    json.dumps(record, allow_nan=False)
+    assert "memory -" in plain_line(record, 100)
+    assert not any("memory" in tag and "return" in tag for tag, _ in scalars(record))
+
+
+def test_speed_and_share_per_task(tmp_path):
+    suite = load_suite("toy", ["catch", "memory"])
+    records = TaskRecords(suite.task_names, window=10)
+    making = reporter(tmp_path, records, suite)
+    records.add(batch_with({}, [0, 0, 0, 1]), 7, 1.0)
+    tasks = making.record(1e-3, 0)["tasks"]
+    assert tasks["catch"]["share"] == 0.75
+    assert tasks["catch"]["frames_per_second"] == pytest.approx(3 * tasks["memory"]["frames_per_second"])
+
+
+def test_only_finite_numbers_reach_tensorboard():
+    record = {"frames": 1, "loss": float("nan"), "kl": float("inf"), "limited_by": "learner", "tasks": {"a": {"entropy": 0.5}}}
+    assert dict(scalars(record)) == {"frames": 1, "entropy/a": 0.5}
+
+
+def test_nan_is_no_json(tmp_path):
+    stream = Lines(tmp_path / "x.jsonl")
+    with pytest.raises(ValueError, match="JSON"):
+        stream.write({"loss": float("nan")})
+
+
+def test_resume_cuts_what_the_checkpoint_does_not_know(tmp_path):
+    path = tmp_path / "x.jsonl"
+    whole = b'{"frames": 1}\n{"frames": 2, "name": "caf\xc3\xa9"}\n'
+    path.write_bytes(whole + b'{"frames": 3}\n{"frames": 2}\n{"fra')
+    assert Lines(path, "frames", 2).dropped == 3
+    assert path.read_bytes() == whole
+
+
+def test_reading_while_it_is_written(tmp_path):
+    path = tmp_path / "x.jsonl"
+    assert last_line(path) is None
+    assert list(read_lines(path)) == []
+    path.write_bytes(b'{"a": 1}\n{"a": 2}\n{"a"')
+    assert last_line(path) == {"a": 2}
+    assert list(read_lines(path)) == [{"a": 1}, {"a": 2}]
+    path.write_bytes(b'{"a": 1}\n{"a"\n{"a": 2}\n')
+    with pytest.raises(ValueError, match=r"line 2 of .*x\.jsonl"):
+        list(read_lines(path))
+
+
+def test_mapped_files_of_dead_runs_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "memory_root", lambda: tmp_path)
+    mine = process.make_memory_folder(tmp_path / "mine")
+    assert str(os.getpid()) in mine.name
+    dead = tmp_path / f"{process.PREFIX}0000-1"
+    dead.mkdir()
+    # A living process id with another birthday: the number was given out again.
+    owner = {"pid": os.getpid(), "create_time": psutil.Process().create_time() - 100, "run_dir": "x"}
+    (dead / process.OWNER).write_text(json.dumps(owner), encoding="utf-8")
+    process.remove_stale_folders()
+    assert mine.exists()
+    assert not dead.exists()
+
+
+def test_durations():
+    assert [duration(s) for s in (5, 125, 7500, 270_000)] == ["0 min 05 s", "2 min 05 s", "2 h 05 min", "3 d 03 h"]
