@@ -120,11 +120,13 @@ class HalfGroup:
         rows["first"][t] = self._ended
         for environment, part in self._members:
             observation, reward, terminated, truncated, info = environment.step_wait()
-            self._refuse("rewards", reward, part)
+            with np.errstate(over="ignore"):  # too large for float32 is infinite, and refused
+                seen_reward = reward.astype(np.float32)
+            self._refuse("rewards", seen_reward, part)
             if observation["frame"].dtype != np.uint8:
                 self._refuse("observations", observation["frame"], part)
             self._see(part, observation)
-            rows["reward"][t, part] = np.where(self._ended[part], 0, reward)
+            rows["reward"][t, part] = np.where(self._ended[part], 0, seen_reward)
             rows["terminated"][t, part], rows["truncated"][t, part] = terminated, truncated
             rows["frames"][t, part] = info["frames"]
             self._count(part, reward, info["frames"], info["reset"])

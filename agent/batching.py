@@ -2,8 +2,7 @@
 
 import queue
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,25 +107,19 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
-    def next(self, timeout_seconds: float, beat: Callable[[], None] = lambda: None) -> HostBatch | None:
-        """The next batch, or None after `timeout_seconds`; `beat` is called about twice a second while waiting.
+    def next(self, timeout_seconds: float) -> HostBatch | None:
+        """The next batch, or None after `timeout_seconds`.
 
         Raises:
             TornUnrollError, OSError: whatever the thread met.
         """
-        deadline = time.monotonic() + timeout_seconds
-        while True:
-            beat()
-            left = deadline - time.monotonic()
-            try:
-                batch = self._full.get(timeout=max(0.0, min(0.5, left)))
-            except queue.Empty:
-                if left <= 0:
-                    return None
-                continue
-            if isinstance(batch, Exception):
-                raise batch
-            return batch
+        try:
+            batch = self._full.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return None
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
 
     def release(self, batch: HostBatch) -> None:
         """The learner is done with it."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from agent import checkpoint
-from agent.batching import Batcher, RingReader, to_device
+from agent.batching import Batcher, HostBatch, RingReader, to_device
 from agent.learner import Counters, Learner, NonFiniteError
 from agent.network import Network
 from agent.transport.board import Board
@@ -22,6 +22,7 @@ from launch.status import Status
 LEARNER_ROW = 0
 # Frames in batches by which the fastest task may lead the slowest with learner.balance=frames.
 SLACK_BATCHES = 2
+WAIT_SECONDS = 0.5
 
 
 class Training:
@@ -80,7 +81,7 @@ class Training:
         )
         self._seconds_before = counters.seconds
         self._began = time.monotonic()
-        self._saved = self._began
+        self._saved = self._fed = self._began
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Train to the last frame, or until `stopped`; a checkpoint is written at the end either way.
@@ -90,10 +91,9 @@ class Training:
             NonFiniteError: updates are non-finite again and again.
             OSError: the disk is full, or not writable.
         """
-        counters = self.learner.counters
         try:
-            while counters.frames < self.config.total_frames and not stopped():
-                self._step(stopped)
+            while self.learner.counters.frames < self.config.total_frames and not stopped():
+                self._wait_and_step()
                 if self.reporter.seconds >= self.config.log.every_seconds:
                     self._log()
                 if time.monotonic() - self._saved >= self.config.checkpoint.every_seconds:
@@ -110,20 +110,21 @@ class Training:
         self._saved = time.monotonic()
         return path
 
-    def _step(self, stopped: Callable[[], bool]) -> None:
+    def _wait_and_step(self) -> None:
+        """One update, or half a second of waiting for a batch."""
         began = time.monotonic()
-        deadline = began + self.config.learner.wait_seconds
-        while (batch := self.batcher.next(0.5)) is None:
-            self.status.beat(LEARNER_ROW)
-            if stopped():
-                return
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"no batch for {self.config.learner.wait_seconds:.0f} s: waiting for "
-                    f"{self.batcher.reader.missing(self.plan.task_names)}"
-                )
+        batch = self.batcher.next(WAIT_SECONDS)
         ready = time.monotonic()
+        self.status.beat(LEARNER_ROW)
         self.reporter.waited(ready - began)
+        if batch is not None:
+            self._step(batch, ready)
+            self._fed = time.monotonic()
+        elif ready - self._fed > self.config.learner.wait_seconds:
+            missing = self.batcher.reader.missing(self.plan.task_names)
+            raise TimeoutError(f"no batch for {self.config.learner.wait_seconds:.0f} s: waiting for {missing}")
+
+    def _step(self, batch: HostBatch, began: float) -> None:
         counters = self.learner.counters
         version = counters.updates
         result = self.learner.update(to_device(batch, self.device), batch.arrays["task"].tolist())
@@ -132,9 +133,8 @@ class Training:
         games = self.records.add(batch.arrays, counters.frames, counters.seconds)
         counters.episodes += len(games)
         self.episodes.write_all(games)
-        self.reporter.add(batch.arrays, result, version, time.monotonic() - ready)
+        self.reporter.add(batch.arrays, result, version, time.monotonic() - began)
         self.batcher.release(batch)
-        self.status.beat(LEARNER_ROW)
 
     def _log(self) -> None:
         self.status.write(LEARNER_ROW)
