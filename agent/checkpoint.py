@@ -49,7 +49,10 @@ def save(run_dir: Path, content: Mapping[str, Any], keep: int) -> Path:
     folder = run_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"checkpoint-{content['counters']['frames']:015d}.pt"
-    _replace(path, lambda stream: torch.save({"format": FORMAT, **content}, stream))
+    for left in folder.glob(".*.tmp"):  # of a process killed while it saved; one learner at a time works on a run
+        left.unlink()
+    content = {"format": FORMAT, **content, "parameter_hash": parameter_hash(content["parameters"])}
+    _replace(path, lambda stream: torch.save(content, stream))
     _replace(folder / LATEST, lambda stream: stream.write(path.name.encode()))
     for old in sorted(folder.glob("checkpoint-*.pt"))[:-keep]:
         if old != path:
@@ -85,6 +88,8 @@ def load(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
         raise ValueError(f"{file} is damaged or no checkpoint ({type(error).__name__}): use an older one") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{file} has no checkpoint format {FORMAT}: it was written by another version")
+    if parameter_hash(content["parameters"]) != content["parameter_hash"]:
+        raise ValueError(f"{file} is damaged (its parameters do not have the hash they were saved with): use an older one")
     return content
 
 
@@ -174,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
         "counters": content["counters"],
         "tasks": list(content["network"]["legal_actions"]),
         "task_counters": content["task_counters"],
-        "parameter_hash": parameter_hash(content["parameters"]),
+        "parameter_hash": content["parameter_hash"],
     }
     print(json.dumps(about, indent=2, ensure_ascii=False))
     return 0

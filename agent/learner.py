@@ -124,23 +124,24 @@ class Learner:
         gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         loss_value, norm_value = torch.stack([loss.detach(), norm]).tolist()
+        frames = batch["frames"][1:]
+        rate = self.learning_rate()
+        self.counters.frames += int(frames.sum(dtype=torch.int64))
+        self.counters.steps += int((frames > 0).sum())
         skipped = not (np.isfinite(loss_value) and np.isfinite(norm_value))
         if skipped:
             self._skip(loss_value, norm_value)
         else:
-            self._apply(gradients, norm_value)
-        frames = batch["frames"][1:]
-        self.counters.frames += int(frames.sum(dtype=torch.int64))
-        self.counters.steps += int((frames > 0).sum())
+            self._apply(gradients, norm_value, rate)
         sums = task_sums(losses, batch, self.loss_settings, len(self.network.task_names))
         return {"loss": loss_value, "gradient_norm": norm_value, "skipped": skipped, "task_sums": sums.cpu().numpy()}
 
-    def _apply(self, gradients: list[torch.Tensor], norm: float) -> None:
+    def _apply(self, gradients: list[torch.Tensor], norm: float, rate: float) -> None:
         limit = self.settings.max_gradient_norm
         if limit and norm > limit:
             torch._foreach_mul_(gradients, limit / norm)
         for group in self.optimiser.param_groups:
-            group["lr"] = self.learning_rate()
+            group["lr"] = rate
         self.optimiser.step()
         self.counters.updates += 1
         self.counters.skipped_in_a_row = 0

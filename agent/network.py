@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from agent.torso import make_torso
+from agent.torso import initialise, make_torso
 
 # Stands for log(0): finite, so that entropies and gradients of masked actions are exactly 0 and never NaN.
 ILLEGAL_LOGIT = -1e9
@@ -197,7 +197,9 @@ class InstructionEncoder(nn.Module):
 
 def _heads(task_names: Sequence[str], mode: str, core_size: int, width: int) -> nn.ModuleDict:
     keys = [SHARED] if mode == "shared" else [_head_key(name) for name in task_names]
-    return nn.ModuleDict({key: nn.Linear(core_size, width) for key in keys})
+    heads = nn.ModuleDict({key: nn.Linear(core_size, width) for key in keys})
+    initialise(heads)
+    return heads
 
 
 def _head_key(task_name: str) -> str:

@@ -34,6 +34,21 @@ def make_torso(kind: str, frame_shape: tuple[int, int, int], frame_dtype: str, h
         ) from error
 
 
+@torch.no_grad()
+def initialise(module: nn.Module) -> None:
+    """Weights from a normal of standard deviation 1 / sqrt(fan-in), cut at two of them, and biases 0: as the published code.
+
+    torch's own default is 0.58 times that. Over three layers the image fades to a fifth, and a small object such as Pong's ball
+    is not found in twice the updates in which this finds it.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            deviation = layer.weight[0].numel() ** -0.5
+            nn.init.trunc_normal_(layer.weight, 0.0, deviation, -2 * deviation, 2 * deviation)
+            if layer.bias is not None:
+                layer.bias.zero_()
+
+
 class Torso(nn.Module):
     """Convolutions, then one fully connected layer with a ReLU."""
 
@@ -46,6 +61,7 @@ class Torso(nn.Module):
         with torch.no_grad():
             num_features = self.layers(torch.zeros(1, channels, height, width)).numel()
         self.output = nn.Linear(num_features, size)
+        initialise(self)
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
         """frames [N, H, W, C], uint8 or float -> [N, size]."""

@@ -71,8 +71,9 @@ def from_importance_weights(
 
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
-    # Without clipping, products of ratios may overflow. NaN passes, to be noticed by the learner.
-    largest = torch.finfo(tensor.dtype).max
+    # Without clipping, products of ratios may overflow. The root of the largest number leaves room for the square of a value
+    # error and for sums of those. NaN passes, to be noticed by the learner.
+    largest = torch.finfo(tensor.dtype).max ** 0.5 / 1e3
     return tensor.clamp(-largest, largest)
 
 

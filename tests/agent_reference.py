@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +63,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def segments(first: np.ndarray) -> list[tuple[int, int]]:
     """Rows [a, b] of one column that belong to one episode: transitions are a -> a + 1 ... b - 1 -> b."""
     starts = [0, *[t for t in range(1, len(first)) if first[t]], len(first)]
-    return [(a, b - 1) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    return [(a, b - 1) for a, b in itertools.pairwise(starts)]
 
 
 def targets(logits: np.ndarray, values: np.ndarray, batch: Arrays, settings: LossSettings) -> list[dict[str, Any]]:
@@ -127,11 +128,15 @@ def small_spec(
 ) -> NetworkSpec:
     """A network of a few numbers."""
     legal = legal_actions or {"a": 2, "b": 3}
-    sizes: dict[str, Any] = {"torso": "mlp", "hidden_size": 6, "core_size": 5, "instruction_embedding": 3, "instruction_size": 4}
+    sizes: dict[str, Any] = {
+        "torso": "mlp",
+        "hidden_size": 6,
+        "core_size": 5,
+        "instruction_embedding": 3,
+        "instruction_size": 4,
+    }
     width = num_actions or max([*legal.values(), 1])
-    return NetworkSpec(
-        NetworkSettings(**{**sizes, **settings}), frame_shape, frame_dtype, instruction_length, width, legal
-    )
+    return NetworkSpec(NetworkSettings(**{**sizes, **settings}), frame_shape, frame_dtype, instruction_length, width, legal)
 
 
 def unroll_spec(network: NetworkSpec, unroll_length: int) -> UnrollSpec:

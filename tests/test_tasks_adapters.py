@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import my_envs
 import numpy as np
 import pytest
 from dm_env import specs  # type: ignore[import-untyped]
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+import my_envs
 from tasks.adapters import DmEnvAdapter, OwnEnv
 from tasks.environment import EnvironmentSettings, TaskVectorEnv, check_suite, make_vector_env, probe, suite_spaces
 from tasks.instruction import word_ids
