@@ -42,6 +42,8 @@ class OptimiserSettings:
         learning_rate: falls linearly with frames, to 0 at total_frames (`schedule: linear`), or stays (`constant`).
         decay: of the mean square of gradients.
         epsilon: added under the root (`epsilon_placement: inside`, as published) or to the root (`outside`, as PyTorch).
+        initial_square: at which the mean squares start. 1, as TensorFlow and so the published runs, warms up over some hundred
+            updates; with 0, as PyTorch, the first ten steps are so long that most units of a torso on Atari die.
         max_gradient_norm: the gradient is scaled down to this norm; 0 = never (IMPALA on DMLab).
         max_skipped_updates: the run ends after so many non-finite updates in a row.
     """
@@ -51,6 +53,7 @@ class OptimiserSettings:
     decay: float = field(default=0.99, metadata={"min": 0, "max": 1})
     epsilon: float = field(default=0.01, metadata={"min": 0})
     epsilon_placement: Literal["inside", "outside"] = "inside"
+    initial_square: float = field(default=1.0, metadata={"min": 0})
     max_gradient_norm: float = field(default=40.0, metadata={"min": 0})
     max_skipped_updates: int = field(default=20, metadata={"min": 1})
 
@@ -97,6 +100,7 @@ class Learner:
             optimiser.decay,
             optimiser.epsilon,
             optimiser.epsilon_placement == "inside",
+            optimiser.initial_square,
         )
 
     def learning_rate(self) -> float:

@@ -14,14 +14,23 @@ class RMSProp(torch.optim.Optimizer):
     Args:
         params: the parameters.
         lr: step size.
-        decay: of the mean square, which starts at 0.
+        decay: of the mean square.
         epsilon: added under the root, or to the root if `epsilon_inside` is False (as torch.optim.RMSprop).
+        initial_square: where the mean square starts. 0 (as torch) makes the first steps 1 / sqrt(1 - decay) times as long as
+            later ones; 1 (as TensorFlow, with which IMPALA's results were made) makes them short.
     """
 
     def __init__(
-        self, params: Iterable[torch.Tensor], lr: float, decay: float, epsilon: float, epsilon_inside: bool = True
+        self,
+        params: Iterable[torch.Tensor],
+        lr: float,
+        decay: float,
+        epsilon: float,
+        epsilon_inside: bool = True,
+        initial_square: float = 0.0,
     ) -> None:
         super().__init__(params, {"lr": lr, "decay": decay, "epsilon": epsilon, "epsilon_inside": epsilon_inside})
+        self._initial_square = initial_square
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -46,5 +55,5 @@ class RMSProp(torch.optim.Optimizer):
     def _square(self, parameter: torch.Tensor) -> torch.Tensor:
         state: dict[str, Any] = self.state[parameter]
         if "square" not in state:
-            state["square"] = torch.zeros_like(parameter)
+            state["square"] = torch.full_like(parameter, self._initial_square)
         return state["square"]

@@ -62,7 +62,8 @@ def wait_for(what: Callable[[], Any], timeout: float = 60, process: subprocess.P
     pause = threading.Event()
     while not (found := what()):
         assert time.monotonic() < deadline, f"waited {timeout} s in vain"
-        assert process is None or process.poll() is None, f"the command ended: {process.communicate()[0]}"
+        if process is not None and process.poll() is not None and process.stdout is not None:
+            raise AssertionError(f"the command ended: {process.stdout.read()}")
         pause.wait(0.05)
     return found
 

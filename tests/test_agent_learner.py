@@ -271,3 +271,10 @@ def test_sums_per_task_come_with_the_update() -> None:
         assert sums[task, SUMS.index("transitions")] == int(transitions[batch["task"] == task].sum())
     parts = [SUMS.index(name) for name in ("policy_gradient_loss", "baseline_loss", "entropy_loss")]
     assert sums[:, parts].sum() == pytest.approx(result["loss"], rel=1e-4)
+
+
+def test_mean_squares_start_where_the_setting_says() -> None:
+    for start in (0.0, 1.0):
+        learner = make(OptimiserSettings(initial_square=start, decay=1.0))
+        learner.update(*make_batch(0))
+        assert all((square == start).all() for square in learner.optimiser_state().values())

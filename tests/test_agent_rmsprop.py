@@ -25,11 +25,12 @@ def test_inside_is_the_default() -> None:
     assert parameter.item() == pytest.approx(-0.03162, abs=1e-5)
 
 
-def test_inside_equals_the_formula_over_several_steps() -> None:
+@pytest.mark.parametrize("initial_square", [0.0, 1.0])
+def test_inside_equals_the_formula_over_several_steps(initial_square: float) -> None:
     rng = np.random.default_rng(0)
-    value, square = rng.normal(size=4), np.zeros(4)
+    value, square = rng.normal(size=4), np.full(4, initial_square)
     parameter = torch.nn.Parameter(torch.from_numpy(value.copy()))
-    optimiser = RMSProp([parameter], lr=0.1, decay=0.9, epsilon=0.01)
+    optimiser = RMSProp([parameter], lr=0.1, decay=0.9, epsilon=0.01, initial_square=initial_square)
     for step in range(6):
         gradient = rng.normal(size=4)
         parameter.grad = torch.from_numpy(gradient.copy())

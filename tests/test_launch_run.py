@@ -252,7 +252,7 @@ def test_actors_killed_and_stopped_at_random_moments(tmp_path):
     rng = random.Random(0)
     with started(
         "--suite", "toy", "--run-dir", str(run_dir), "total_frames=100000000",
-        "supervisor.silent_seconds=2", "supervisor.start_seconds=15", "supervisor.max_start_failures=1000", *QUICK,
+        "supervisor.silent_seconds=6", "supervisor.start_seconds=20", "supervisor.max_start_failures=1000", *QUICK,
     ) as process:  # fmt: skip
         wait_for(lambda: updates(run_dir) >= 1, process=process)
         supervisor = pids(run_dir)["supervisor"]
