@@ -95,6 +95,7 @@ class HalfGroup:
         """Reset the environments: row 0 of the first unroll is seen."""
         for environment, part in self._members:
             observation, _ = environment.reset()
+            self._refuse("observations", observation["frame"], part)
             self._see(part, observation)
         self.rows["first"][0] = True
         self.rows["episode_return"][0] = np.nan
@@ -123,8 +124,7 @@ class HalfGroup:
             with np.errstate(over="ignore"):  # too large for float32 is infinite, and refused
                 seen_reward = reward.astype(np.float32)
             self._refuse("rewards", seen_reward, part)
-            if observation["frame"].dtype != np.uint8:
-                self._refuse("observations", observation["frame"], part)
+            self._refuse("observations", observation["frame"], part)
             self._see(part, observation)
             rows["reward"][t, part] = np.where(self._ended[part], 0, seen_reward)
             rows["terminated"][t, part], rows["truncated"][t, part] = terminated, truncated
@@ -158,6 +158,8 @@ class HalfGroup:
 
     def _refuse(self, what: str, values: np.ndarray, part: slice) -> None:
         """Raise if anything in values [e, ...] is not finite; rows of `part` are what they belong to."""
+        if values.dtype == np.uint8:
+            return
         finite = np.isfinite(values)
         if not finite.all():
             column = part.start + int(np.argmin(finite.reshape(len(values), -1).all(1)))

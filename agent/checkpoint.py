@@ -60,6 +60,11 @@ def save(run_dir: Path, content: Mapping[str, Any], keep: int) -> Path:
     return path
 
 
+def exists(run_dir: Path) -> bool:
+    """Whether a run folder has a checkpoint."""
+    return (run_dir / FOLDER / LATEST).is_file()
+
+
 def find(path: Path) -> Path:
     """The checkpoint file meant by a file, a run folder or its folder of checkpoints.
 
@@ -85,11 +90,11 @@ def load(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
     try:
         content = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # torch has a different one for each way in which a file can be damaged
-        raise ValueError(f"{file} is damaged or no checkpoint ({type(error).__name__}): use an older one") from error
+        raise ValueError(_damaged(file, type(error).__name__)) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{file} has no checkpoint format {FORMAT}: it was written by another version")
     if parameter_hash(content["parameters"]) != content["parameter_hash"]:
-        raise ValueError(f"{file} is damaged (its parameters do not have the hash they were saved with): use an older one")
+        raise ValueError(_damaged(file, "its parameters do not have the hash they were saved with"))
     return content
 
 
@@ -143,6 +148,12 @@ def restore_generators(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     for device, words_of_device in enumerate(state["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(words_of_device.cpu(), device)
+
+
+def _damaged(file: Path, why: str) -> str:
+    older = [path.name for path in sorted(file.parent.glob("checkpoint-*.pt")) if path != file]
+    remedy = f"write {older[-1]} into {file.parent / LATEST} to go back to it" if older else "there is no older one beside it"
+    return f"{file} is damaged or no checkpoint ({why}): {remedy}"
 
 
 def _replace(path: Path, write: Any) -> None:

@@ -139,18 +139,19 @@ def override_config(config: Config, overrides: Sequence[str], fixed: Sequence[st
 
 def parse_overrides(overrides: Sequence[str]) -> DictConfig:
     """`a.b=value` strings as a configuration; values are read as YAML (`false` is false, `1e-3` a number)."""
-    keys = []
+    keys: list[str] = []
     for text in overrides:
-        key, equals, _ = text.partition("=")
-        if not equals or not key:
+        if not text.partition("=")[0] or "=" not in text:
             raise ValueError(f"{text!r} is no setting: write key=value, such as optimiser.learning_rate=1e-3")
-        if key in keys:
-            raise ValueError(f"{key} is set twice on the command line: set it once")
-        keys.append(key)
-    try:
-        return OmegaConf.from_dotlist(list(overrides))
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ValueError(f"the settings {' '.join(overrides)} cannot be read: {_first_line(error)}") from error
+        try:
+            found = [key for key, _ in _leaves(OmegaConf.from_dotlist([text]))]
+        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            raise ValueError(f"the setting {text} cannot be read: {_first_line(error)}") from error
+        for key in found:
+            if any(key == other or key.startswith(other + ".") or other.startswith(key + ".") for other in keys):
+                raise ValueError(f"{key} is set twice on the command line: set it once")
+        keys += found
+    return OmegaConf.from_dotlist(list(overrides))
 
 
 def flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
@@ -170,9 +171,13 @@ def write_run(run_dir: Path, files: RunFiles) -> None:
         "network": files.network.to_dict(),
         "frames_per_step": files.frames_per_step,
     }
-    (run_dir / CONFIG_FILE).write_text(OmegaConf.to_yaml(OmegaConf.structured(files.config)), encoding="utf-8")
-    text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
-    (run_dir / RESOLVED_FILE).write_text(text, encoding="utf-8")
+    for name, text in (
+        (CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.structured(files.config))),
+        (RESOLVED_FILE, yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)),
+    ):
+        temporary = run_dir / f".{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(run_dir / name)
 
 
 def read_run(run_dir: Path) -> RunFiles:
@@ -206,7 +211,7 @@ def _read_yaml(path: Path) -> DictConfig:
         content = OmegaConf.create(path.read_text(encoding="utf-8")) if path.stat().st_size else OmegaConf.create({})
     except OSError as error:
         raise ValueError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no YAML with unique keys: {' '.join(str(error).split())}") from error
     if not isinstance(content, DictConfig):
         raise ValueError(f"{path} must hold settings as `key: value` lines")
@@ -260,11 +265,6 @@ def _finish(merged: DictConfig) -> Config:
     actor = config.actor
     if actor.num_envs % 2:
         raise ValueError(f"actor.num_envs={actor.num_envs} is odd: the two half-groups need an even number")
-    if actor.slots and actor.slots < actor.num_envs // 2:
-        raise ValueError(
-            f"actor.slots={actor.slots} is less than half of actor.num_envs={actor.num_envs}: a half-group hands over its "
-            f"unrolls together, so use {actor.num_envs // 2} or more"
-        )
     return config
 
 

@@ -75,10 +75,22 @@ def make_plan(run: RunFiles) -> Plan:
     num_tasks = len(run.suite.tasks)
     cores = os.cpu_count() or 1
     num_actors = actor.num_actors or (max(num_tasks, cores) if num_tasks <= 4 * cores else cores)
+    if run.config.learner.balance == "frames" and num_actors < num_tasks:
+        raise ValueError(
+            f"learner.balance=frames needs an actor per task, there are {num_actors} for {num_tasks} tasks: "
+            f"use actor.num_actors={num_tasks}, or learner.balance=actors"
+        )
     assignment = assign(run.suite.task_names, num_actors, actor.num_envs, actor.weights)
+    actors = tuple(ActorPlan(index, tasks, split_halves(tasks, actor.num_envs)) for index, tasks in enumerate(assignment))
+    largest = max(sum(group.count for group in half) for one in actors for half in one.halves)
+    if actor.slots and actor.slots < largest:
+        raise ValueError(
+            f"actor.slots={actor.slots} is too few: a half-group hands over its {largest} unrolls together, "
+            f"use {largest} or more"
+        )
     return Plan(
         run.suite.task_names,
-        tuple(ActorPlan(index, tasks, split_halves(tasks, actor.num_envs)) for index, tasks in enumerate(assignment)),
+        actors,
         actor.slots or actor.num_envs,
         unroll_spec(run.network, actor.unroll_length),
         run.network,

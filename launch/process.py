@@ -2,7 +2,7 @@
 
 import ctypes
 import faulthandler
-import json
+import fcntl
 import os
 import shutil
 import signal
@@ -13,11 +13,12 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-
-import psutil
+from typing import IO
 
 PREFIX = "multitask-"
-OWNER = "owner.json"
+OWNER = "owner"
+# A folder without an owner for so long was left by a process that died in between.
+START_SECONDS = 60.0
 # An actor that must not be restarted: its message tells what a person has to change.
 EXIT_REFUSED = 3
 _PR_SET_PDEATHSIG = 1
@@ -29,35 +30,49 @@ def memory_root() -> Path:
     return shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
 
 
-def make_memory_folder(run_dir: Path) -> Path:
-    """A new folder for this run's mapped files; its name carries a number of the run and this process's id."""
+class InUseError(ValueError):
+    """Another process holds a lock."""
+
+
+def hold(path: Path) -> IO[str]:
+    """Lock a file, made if need be, for as long as the returned stream is open: the kernel lets go when this process ends,
+    however it ends, and the lock holds across containers that share the file.
+
+    Raises:
+        InUseError: another process holds it; names that process.
+    """
+    stream = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        stream.seek(0)
+        raise InUseError(f"process {stream.read().strip()} works on {path.parent} already: stop it first") from error
+    stream.truncate(0)
+    stream.write(str(os.getpid()))
+    stream.flush()
+    return stream
+
+
+def make_memory_folder(run_dir: Path) -> tuple[Path, IO[str]]:
+    """A new folder for this run's mapped files, and the lock that says that its owner lives. The name carries a number of the
+    run and this process's id."""
     run_id = zlib.crc32(str(run_dir.resolve()).encode())
-    folder = memory_root() / f"{PREFIX}{run_id:08x}-{os.getpid()}"
     remove_stale_folders()
-    folder.mkdir(mode=0o700)
-    owner = {"pid": os.getpid(), "create_time": psutil.Process().create_time(), "run_dir": str(run_dir.resolve())}
-    (folder / OWNER).write_text(json.dumps(owner), encoding="utf-8")
-    return folder
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{run_id:08x}-{os.getpid()}-", dir=memory_root()))
+    return folder, hold(folder / OWNER)
 
 
 def remove_stale_folders() -> None:
-    """Remove folders of mapped files whose supervisor no longer lives."""
+    """Remove folders of mapped files whose owner no longer lives."""
     for folder in memory_root().glob(f"{PREFIX}*-*"):
         try:
-            owner = json.loads((folder / OWNER).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # another run that is just starting, or another user's
-        if not is_alive(owner["pid"], owner["create_time"]):
+            if (folder / OWNER).exists():
+                hold(folder / OWNER).close()
+            elif time.time() - folder.stat().st_mtime < START_SECONDS:
+                continue  # another run that is just starting
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def is_alive(pid: int, create_time: float) -> bool:
-    """Whether this very process lives: process ids are used again."""
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - create_time) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        except (OSError, InUseError):
+            continue  # it lives, or is another user's
 
 
 def follow_parent(parent: int, memory: Path, stop_signal: signal.Signals, grace_seconds: float = 8.0) -> None:

@@ -75,6 +75,7 @@ class Reporter:
             "updates": counters.updates,
             "episodes": counters.episodes,
             "seconds": round(counters.seconds, 3),
+            "interval_seconds": seconds,
             "frames_per_second": (counters.frames - before.frames) / seconds,
             "steps_per_second": (counters.steps - before.steps) / seconds,
             "updates_per_second": (counters.updates - before.updates) / seconds,
@@ -82,6 +83,7 @@ class Reporter:
             "skipped_updates": counters.skipped_updates,
             "actor_restarts": self._status.restarts,
             "queue_depth_unrolls": queue_depth,
+            "learner_waiting_seconds": self._waited,
             "learner_waiting_share": waiting,
             "learner_updating_share": self._updating / seconds,
             **actors,
@@ -112,11 +114,13 @@ class Reporter:
             return {}
         columns = [FIELDS.index(stage) for stage in STAGES]
         spent = (table[1:, columns] - self._table[1:, columns])[same].mean(0) / seconds
-        return {f"actors_{stage}_share": float(share) for stage, share in zip(STAGES, spent, strict=True)}
+        shares = {f"actors_{stage}_share": float(share) for stage, share in zip(STAGES, spent, strict=True)}
+        return {**shares, "actors_waiting_seconds": shares["actors_waiting_share"] * seconds}
 
     def _memory(self) -> dict[str, int]:
         rss = self._status.table()[:, FIELDS.index("rss_bytes")]
-        return {"learner": psutil.Process().memory_info().rss, "largest_actor": int(rss[1:].max())}
+        actors = {f"actor_{index}": int(count) for index, count in enumerate(rss[1:])}
+        return {"learner": psutil.Process().memory_info().rss, **actors}
 
     def _task(self, index: int, seconds: float) -> dict[str, Any]:
         records, name = self._records, self._suite.task_names[index]

@@ -13,14 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
-
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
 from launch.config import RunFiles
 from launch.plan import Plan
-from launch.process import EXIT_REFUSED, is_alive, make_memory_folder
+from launch.process import EXIT_REFUSED, make_memory_folder
 from launch.records import RESTARTS, Lines, read_lines
 from launch.status import Status
 from launch.training import LEARNER_ROW
@@ -30,6 +28,9 @@ POLL_SECONDS = 0.1
 # A learner that was told to stop writes its checkpoint in this time, or is killed.
 STOP_SECONDS = 13.0
 MAX_BACKOFF_SECONDS = 60.0
+# An actor that has played before may fail so many times more often: an outage of minutes must not end a run of days.
+PATIENCE = 10
+FULL_DISK_BYTES = 2**20
 
 
 @dataclass
@@ -55,7 +56,6 @@ class Supervisor:
 
     def __init__(self, run_dir: Path, run: RunFiles, plan: Plan, resume: bool, overrides: list[str]) -> None:
         self.run_dir, self.settings, self.plan, self.resume = run_dir, run.config.supervisor, plan, resume
-        self.memory = make_memory_folder(run_dir)
         self._interrupts: list[int] = []
         self._learner: subprocess.Popen[bytes] | None = None
         self._actors: list[Child] = []
@@ -67,6 +67,7 @@ class Supervisor:
         """Everything from start to end; `show` is called a few times a second. Returns the exit code of the command."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
+        self.memory, self._owner = make_memory_folder(self.run_dir)
         try:
             self._make_memory()
             now = time.monotonic()
@@ -80,6 +81,7 @@ class Supervisor:
             self._kill_all()
             (self.run_dir / PIDS).unlink(missing_ok=True)
             shutil.rmtree(self.memory, ignore_errors=True)
+            self._owner.close()
             self._restarts.close()
 
     def _watch(self, show: Callable[[], None]) -> int:
@@ -121,7 +123,8 @@ class Supervisor:
         self._write_restart({"event": "restart", "actor": index, "reason": reason, "last_line": detail})
         if code == EXIT_REFUSED:
             return reason
-        if child.failures >= self.settings.max_start_failures and committed == child.committed:
+        limit = self.settings.max_start_failures * (PATIENCE if committed else 1)
+        if child.failures >= limit and committed == child.committed:
             return f"{reason}, {child.failures} times in a row without one unroll"
         child.due = time.monotonic() + min(self.settings.backoff_seconds * 2 ** (child.failures - 1), MAX_BACKOFF_SECONDS)
         self._status.restarts += 1
@@ -144,7 +147,8 @@ class Supervisor:
 
     def _spawn(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         """A role as a command line, in a process group of its own: Ctrl-C reaches the supervisor only."""
-        command = [sys.executable, "-m", "launch.roles", *arguments]
+        # -P: a file of the user's in the current folder must not hide one of ours.
+        command = [sys.executable, "-P", "-m", "launch.roles", *arguments]
         command += ["--run-dir", str(self.run_dir), "--memory", str(self.memory), "--parent", str(os.getpid())]
         environment = dict(os.environ)
         if arguments[0] == "actor":  # one compute thread: BLAS libraries read these when they are loaded
@@ -170,19 +174,27 @@ class Supervisor:
         """One Ctrl-C or SIGTERM: the learner writes a checkpoint, then everything ends."""
         assert self._learner is not None
         print("\nstopping: writing a checkpoint (once more to stop at once)", file=sys.stderr, flush=True)
+        if not self._end_learner():
+            print(f"stopped without a checkpoint: see {self.run_dir / 'logs' / 'learner.log'}", file=sys.stderr)
+        return 128 + self._interrupts[0]
+
+    def _end_learner(self) -> bool:
+        """Let the learner write its checkpoint and end; whether it did. A second interrupt cuts that short."""
+        assert self._learner is not None
         for child in self._actors:
             _kill_group(child.process)
         self._learner.terminate()
         deadline = time.monotonic() + STOP_SECONDS
         while self._learner.poll() is None and len(self._interrupts) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        if self._learner.poll() != 0:
-            print(f"stopped without a checkpoint: see {self.run_dir / 'logs' / 'learner.log'}", file=sys.stderr)
-        return 128 + self._interrupts[0]
+        return self._learner.poll() == 0
 
     def _give_up(self, who: str, why: str, log: str) -> int:
         path = self.run_dir / "logs" / f"{log}.log"
-        print(f"\n{tail(path)}\nthe run ends: {who} {why}; its log is {path}", file=sys.stderr)
+        self._end_learner()
+        free = shutil.disk_usage(self.run_dir).free
+        full = f" (the disk of {self.run_dir} is full: {free:,} bytes are free)" if free < FULL_DISK_BYTES else ""
+        print(f"\n{tail(path)}\nthe run ends: {who} {why}{full}; its log is {path}", file=sys.stderr)
         return 1
 
     def _kill_all(self) -> None:
@@ -190,10 +202,8 @@ class Supervisor:
             _kill_group(process)
 
     def _write_pids(self) -> None:
-        me = psutil.Process()
         pids = {
-            "supervisor": me.pid,
-            "create_time": me.create_time(),
+            "supervisor": os.getpid(),
             "learner": self._learner.pid if self._learner else None,
             "actors": [child.process.pid if child.process else None for child in self._actors],
             "memory": str(self.memory),
@@ -206,15 +216,6 @@ class Supervisor:
         # One more with every line: no start of an actor in the life of the run has the seeds of another.
         self._generation += 1
         self._restarts.write({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **event})
-
-
-def is_running(run_dir: Path) -> int | None:
-    """Process id of the supervisor that works on this run folder, if one lives."""
-    try:
-        pids = json.loads((run_dir / PIDS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return pids["supervisor"] if is_alive(pids["supervisor"], pids["create_time"]) else None
 
 
 def describe_exit(code: int) -> str:

@@ -53,7 +53,7 @@ class Training:
         self.device = choose_device(config.learner.device)
         self.learner = Learner(Network(plan.network).to(self.device), config.loss, config.optimiser, config.total_frames)
         self.records = TaskRecords(suite.task_names, config.log.mean_over_episodes)
-        if resume:
+        if resume and checkpoint.exists(run_dir):
             self._restore(checkpoint.load(run_dir, self.device))
         counters = self.learner.counters
         self.board.publish(self.learner.network, counters.updates, counters.frames)
@@ -98,7 +98,7 @@ class Training:
                     self._log()
                 if time.monotonic() - self._saved >= self.config.checkpoint.every_seconds:
                     self.save()
-        except NonFiniteError:
+        except (NonFiniteError, TimeoutError):
             self._finish()
             raise
         self._finish()
@@ -191,6 +191,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"learner.device={name} is no device: use auto, cpu, cuda or cuda:0") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"learner.device={name} is not supported: use auto, cpu, cuda or cuda:0")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"learner.device={name} is not here: torch sees {torch.cuda.device_count()} GPUs")
     return device

@@ -92,7 +92,11 @@ def _score(value: Any, where: str) -> float:
 
 def make_environment(suite: Suite, task: Task, level: str, seed: int) -> Any:
     """Call the task's function: a gymnasium.Env or dm_env.Environment made with `seed` and the task's arguments."""
-    return _find(suite, task, level)(seed=seed, **task.env_kwargs)
+    function = _find(suite, task, level)
+    try:
+        return function(seed=seed, **task.env_kwargs)
+    except Exception as error:  # whatever a user's function raises
+        raise ValueError(f"env of task {task.name}: {level} failed: {type(error).__name__}: {error}") from error
 
 
 def _find(suite: Suite, task: Task, level: str) -> Callable[..., Any]:
@@ -103,10 +107,10 @@ def _find(suite: Suite, task: Task, level: str) -> Callable[..., Any]:
     module_name, _, function_name = level.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+    except Exception as error:  # a syntax error in the user's module as well
         raise ValueError(
-            f"env of task {task.name}: {level!r} cannot be imported ({error}), put the module beside the YAML file, "
-            "into the current folder, or install it"
+            f"env of task {task.name}: {level!r} cannot be imported ({type(error).__name__}: {error}), "
+            "put the module beside the YAML file, into the current folder, or install it"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):

@@ -96,7 +96,7 @@ def roles_of(run_dir: Path) -> list[psutil.Process]:
 def assert_nothing_left(run_dir: Path, supervisor: int) -> None:
     """No process, no mapped file, no list of processes."""
     assert roles_of(run_dir) == []
-    assert [folder for folder in memory_root().glob(f"{PREFIX}*-{supervisor}")] == []
+    assert [folder for folder in memory_root().glob(f"{PREFIX}*-{supervisor}-*")] == []
     assert not (run_dir / "pids.json").exists()
 
 

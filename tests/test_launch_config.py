@@ -41,6 +41,8 @@ def refused(capsys, *arguments: str) -> str:
         ("seed=9223372036854775808", ["seed", "9223372036854775808"]),
         ("actor.num_envs=7", ["actor.num_envs", "7", "even"]),
         ("actor.slots=2", ["actor.slots", "2", "8"]),
+        ("learner.device=mps", ["learner.device", "mps"]),
+        ("environment={probe: false, prob: true}", ["environment.prob", "environment.probe"]),
         ("total_frames=null", ["total_frames"]),
         ("learner=3", ["learner"]),
         ("tasks=[catch,cacth]", ["cacth", "catch"]),
@@ -62,9 +64,55 @@ def test_bad_settings_are_refused_by_name(capsys, tmp_path, monkeypatch, setting
 def test_a_key_set_twice_is_refused(capsys):
     assert "total_frames is set twice" in refused(capsys, "--suite", "toy", "--total-frames", "5", "total_frames=6")
     assert "seed is set twice" in refused(capsys, "--suite", "toy", "seed=1", "seed=2")
+    twice = refused(capsys, "--suite", "toy", "optimiser={learning_rate: 1}", "optimiser.learning_rate=2")
+    assert "optimiser.learning_rate is set twice" in twice
+    for flags in (["--seed", "1", "--seed", "2"], ["--suite", "atari5"]):
+        with pytest.raises(SystemExit, match="2"):
+            multitask.main(["--suite", "toy", *flags])
+        assert "is set twice" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["seed: 1\nseed: 2\n", "loss: {discount: 0.9}\nloss: {discount: 0.8}\n", "- a\n", "a: [\n"])
+@pytest.mark.parametrize("tasks", ["", "catch,,memory", "catch,"])
+def test_empty_task_names_are_refused(capsys, tasks):
+    assert "empty name" in refused(capsys, "--suite", "toy", "--tasks", tasks)
+
+
+def test_equal_frames_need_an_actor_per_task(capsys):
+    message = refused(capsys, "--suite", "toy", "actor.num_actors=2", "learner.balance=frames")
+    assert "actor.num_actors=4" in message
+
+
+def test_slots_must_hold_the_larger_half(capsys):
+    arguments = ["--suite", "toy", "--tasks", "catch,memory,instruction", "actor.num_actors=1", "actor.num_envs=10"]
+    assert "6 unrolls" in refused(capsys, *arguments, "actor.slots=5")
+
+
+def test_whole_frames_may_be_written_short():
+    assert [multitask.whole(text) for text in ("1e9", "1.5e3", "1e-3", "12", "x")] == ["1000000000", "1500", "1e-3", "12", "x"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def make(seed): raise RuntimeError('no licence')", ["no licence", "RuntimeError"]),
+        ("def make(): pass", ["TypeError", "seed"]),
+        ("def make(seed:", ["SyntaxError"]),
+        ("import gymnasium\ndef make(seed): return gymnasium.make('CartPole-v99')", ["CartPole"]),
+    ],
+)
+def test_a_broken_own_suite_is_one_sentence(capsys, tmp_path, code, words):
+    name = f"broken_{abs(hash(code))}"
+    (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    path = tmp_path / "own.yaml"
+    path.write_text(f"{{name: own, tasks: [{{name: mine, env: '{name}:make'}}]}}", encoding="utf-8")
+    message = refused(capsys, "--suite", str(path))
+    for word in ("mine", *words):
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    "text", ["seed: 1\nseed: 2\n", "loss: {discount: 0.9}\nloss: {discount: 0.8}\n", "- a\n", "a: [\n", "suite: ${\n"]
+)
 def test_a_bad_file_is_refused(capsys, tmp_path, text):
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")

@@ -2,9 +2,10 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
-import psutil
 import pytest
 
 from agent.learner import Counters
@@ -112,16 +113,20 @@ def test_reading_while_it_is_written(tmp_path):
 
 def test_mapped_files_of_dead_runs_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "memory_root", lambda: tmp_path)
-    mine = process.make_memory_folder(tmp_path / "mine")
-    assert str(os.getpid()) in mine.name
-    dead = tmp_path / f"{process.PREFIX}0000-1"
-    dead.mkdir()
-    # A living process id with another birthday: the number was given out again.
-    owner = {"pid": os.getpid(), "create_time": psutil.Process().create_time() - 100, "run_dir": "x"}
-    (dead / process.OWNER).write_text(json.dumps(owner), encoding="utf-8")
+    mine, lock = process.make_memory_folder(tmp_path / "mine")
+    assert f"-{os.getpid()}-" in mine.name
+    dead, other = process.make_memory_folder(tmp_path / "dead")
+    other.close()  # as the kernel does when a process dies
+    starting = tmp_path / f"{process.PREFIX}0000-1-x"
+    starting.mkdir()
+    # Locks of one process do not exclude each other on every system, so another one looks.
+    code = f"from pathlib import Path; from launch import process; process.memory_root = lambda: Path({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", f"{code}; process.remove_stale_folders()"], check=True)
+    assert (mine.exists(), dead.exists(), starting.exists()) == (True, False, True)
+    os.utime(starting, (0, 0))
     process.remove_stale_folders()
-    assert mine.exists()
-    assert not dead.exists()
+    assert not starting.exists()
+    lock.close()
 
 
 def test_durations():

@@ -1,8 +1,10 @@
 """Whole runs through real processes: learning, records, interrupts, resumes, kills, and refusals of data."""
 
 import json
+import os
 import random
 import signal
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,8 @@ import runs
 from agent import checkpoint
 from agent.network import Network, NetworkSpec
 from launch.config import read_run
-from launch.process import PREFIX, memory_root
-from launch.supervisor import is_running
+from launch.multitask import claim
+from launch.process import PREFIX, InUseError, memory_root
 from runs import QUICK, assert_nothing_left, lines, pids, roles_of, send, started, updates, wait_for
 
 SECRET = "hunter2-not-on-disk"
@@ -288,10 +290,10 @@ def test_kill_9_of_the_main_process_leaves_nothing(tmp_path):
         wait_for(lambda: updates(run_dir) >= 1, process=process)
         supervisor = pids(run_dir)["supervisor"]
         send(pids(run_dir)["actors"][0], signal.SIGSTOP)
-        assert is_running(run_dir) == supervisor
+        second = runs.run("--resume", str(run_dir))
+        assert (second.returncode, f"process {supervisor} works on {run_dir}" in second.stderr) == (2, True)
         process.kill()
-        wait_for(lambda: not roles_of(run_dir) and not list(memory_root().glob(f"{PREFIX}*-{supervisor}")), timeout=10)
-    assert is_running(run_dir) is None
+        wait_for(lambda: not roles_of(run_dir) and not list(memory_root().glob(f"{PREFIX}*-{supervisor}-*")), timeout=10)
     assert checkpoint.load(run_dir)["counters"]["updates"] >= 1, "the learner saved before it went"
 
 
@@ -326,6 +328,7 @@ def test_an_actor_that_dies_at_every_start_ends_the_run_with_its_trace(tmp_path)
     assert "the engine of this level broke" in done.stderr
     assert "actor 1 (broken)" in done.stderr
     assert "3 times in a row" in done.stderr
+    assert checkpoint.exists(tmp_path / "run"), "a run that gives up saves first"
 
 
 def test_a_dead_observation_is_refused_at_the_start(tmp_path):
@@ -334,7 +337,7 @@ def test_a_dead_observation_is_refused_at_the_start(tmp_path):
     assert done.returncode == 1
     for word in ("frozen", "environment.probe=false"):
         assert word in done.stderr
-    assert not list(memory_root().glob(f"{PREFIX}*-{done.args[-1]}"))
+    assert roles_of(tmp_path / "run") == []
 
 
 def test_a_nan_reward_is_refused_named_and_counted(tmp_path):
@@ -376,3 +379,70 @@ def test_heads_follow_their_tasks_when_the_list_is_cut(toy, tmp_path):
         assert (value == before["parameters"][name]).all(), name
     assert not any("large_rewards" in name for name in after["parameters"])
     Network(NetworkSpec.from_dict(after["network"])).load_state_dict(after["parameters"])
+
+
+def test_a_resume_that_does_not_fit_changes_nothing(toy, capsys):
+    run_dir, _ = toy
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    cut = runs.run("--resume", str(run_dir), "--total-frames", "100")
+    assert (cut.returncode, "total_frames=100" in cut.stderr) == (2, True)
+    fixed = runs.run("--resume", str(run_dir), "loss.time_limit=terminate")
+    assert (fixed.returncode, "loss.time_limit" in fixed.stderr) == (2, True)
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_a_resume_may_not_add_tasks(tmp_path):
+    run_dir = tmp_path / "run"
+    done = runs.run("--suite", "toy", "--tasks", "catch", "--run-dir", str(run_dir), "--total-frames", "500", *QUICK)
+    assert done.returncode == 0, done.stdout + done.stderr
+    before = (run_dir / "resolved.yaml").read_bytes()
+    added = runs.run("--resume", str(run_dir), "--tasks", "catch,memory")
+    assert (added.returncode, "memory is new" in added.stderr, added.stdout) == (2, True, "")
+    assert (run_dir / "resolved.yaml").read_bytes() == before
+
+
+def test_a_run_without_a_checkpoint_resumes_from_its_start(tmp_path):
+    run_dir = tmp_path / "run"
+    with started("--suite", "toy", "--run-dir", str(run_dir), "total_frames=2000", *QUICK) as process:
+        wait_for(lambda: (run_dir / "pids.json").exists(), process=process)
+        process.kill()
+        wait_for(lambda: not roles_of(run_dir), timeout=10)
+    for file in (run_dir / "checkpoints").iterdir():
+        file.unlink()
+    done = runs.run("--resume", str(run_dir))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert checkpoint.load(run_dir)["counters"]["frames"] >= 2000
+
+
+def test_an_early_interrupt_leaves_no_trace(tmp_path):
+    with started("--suite", "toy", "--run-dir", str(tmp_path / "run")) as process:
+        me = psutil.Process(process.pid)
+        wait_for(lambda: me.cpu_times().user > 0.5, process=process)  # in the midst of the imports
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "")
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_of_the_user_do_not_hide_ours(tmp_path):
+    for name in ("tasks.py", "agent.py", "queue.py"):
+        (tmp_path / name).write_text("raise RuntimeError('not yours')", encoding="utf-8")
+    done = subprocess.run(
+        runs.command("--suite", "toy", "--total-frames", "500", *QUICK),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_runs_of_the_same_second_do_not_meet(tmp_path):
+    first, lock = claim(tmp_path / "runs" / "toy-1", is_default=True)
+    second, other = claim(tmp_path / "runs" / "toy-1", is_default=True)
+    assert (first.name, second.name) == ("toy-1", "toy-1-2")
+    with pytest.raises(InUseError, match=str(os.getpid())):
+        claim(first, is_default=False)
+    lock.close()
+    other.close()
+    claim(first, is_default=False)[1].close()

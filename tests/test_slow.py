@@ -77,6 +77,7 @@ def test_memory_and_descriptors_stay_flat(tmp_path):
         minutes = 4
         memory, descriptors = after(60 * minutes)
     assert descriptors == before_descriptors
+    assert len(memory) == 3
     for name in memory:
         assert memory[name] - before[name] < minutes * 2**20, name
 
