@@ -91,7 +91,7 @@ def load(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
         content = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # torch has a different one for each way in which a file can be damaged
         raise ValueError(_damaged(file, type(error).__name__)) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT or "parameter_hash" not in content:
         raise ValueError(f"{file} has no checkpoint format {FORMAT}: it was written by another version")
     if parameter_hash(content["parameters"]) != content["parameter_hash"]:
         raise ValueError(_damaged(file, "its parameters do not have the hash they were saved with"))
