@@ -17,6 +17,7 @@ Every vector environment of this package keeps these rules (`agent/actor.py` is 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -75,7 +76,7 @@ class Spaces:
     frames_per_step: int
 
 
-class TaskVectorEnv(VectorEnv[Observations, np.ndarray, np.ndarray]):
+class TaskVectorEnv(VectorEnv[Observations, np.ndarray, np.ndarray], ABC):
     """The part all adapters share: spaces, seeds, and the check of actions. See the top of this file.
 
     An adapter gives `_start(seeds)`, which resets all environments and returns observations, and `_finish()`, which
@@ -124,14 +125,17 @@ class TaskVectorEnv(VectorEnv[Observations, np.ndarray, np.ndarray]):
         self.step_async(actions)
         return self.step_wait()
 
+    @abstractmethod
     def _start(self, seeds: tuple[int, ...]) -> Observations:
-        raise NotImplementedError
+        """Reset all environments."""
 
+    @abstractmethod
     def _begin(self, actions: np.ndarray) -> None:
-        raise NotImplementedError
+        """Start a step."""
 
+    @abstractmethod
     def _finish(self) -> Step:
-        raise NotImplementedError
+        """Wait for it."""
 
 
 def instruction_space(length: int) -> spaces.Box:

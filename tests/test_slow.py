@@ -27,7 +27,7 @@ def test_toy_suite_within_two_minutes_of_wall_time(tmp_path, seed):
             tasks = records[-1]["tasks"].values() if records else []
             return bool(tasks) and all(task.get("normalised_percent", 0) >= 90 for task in tasks)
 
-        wait_for(reached, timeout=120, process=process)
+        assert wait_for(reached, timeout=120, process=process)
         print(f"seed {seed}: all levels at 90 percent after {time.monotonic() - began:.0f} s, start-up included")
 
 

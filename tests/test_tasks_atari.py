@@ -243,4 +243,4 @@ def test_two_in_one_process_overlap_and_close_ends_threads() -> None:
 
 
 def test_probe_passes_a_real_game() -> None:
-    probe(ATARI, ATARI.task("skiing"), IMPALA, 0)
+    assert probe(ATARI, ATARI.task("skiing"), IMPALA, 0) is None  # type: ignore[func-returns-value]
