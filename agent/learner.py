@@ -42,8 +42,8 @@ class OptimiserSettings:
         learning_rate: falls linearly with frames, to 0 at total_frames (`schedule: linear`), or stays (`constant`).
         decay: of the mean square of gradients.
         epsilon: added under the root (`epsilon_placement: inside`, as published) or to the root (`outside`, as PyTorch).
-        initial_square: at which the mean squares start. 1, as TensorFlow, warms up over some hundred updates; with 0, as PyTorch,
-            the first steps are up to 1 / sqrt(1 - decay) times as long as later ones.
+        initial_square: at which the mean squares start. 1, as TensorFlow, warms up over some hundred updates; with 0,
+            as PyTorch, the first steps are up to 1 / sqrt(1 - decay) times as long as later ones.
         max_gradient_norm: the gradient is scaled down to this norm; 0 = never (IMPALA on DMLab).
         max_skipped_updates: the run ends after so many non-finite updates in a row.
     """

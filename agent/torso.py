@@ -38,8 +38,8 @@ def make_torso(kind: str, frame_shape: tuple[int, int, int], frame_dtype: str, h
 def initialise(module: nn.Module) -> None:
     """Weights from a normal of standard deviation 1 / sqrt(fan-in), cut at two of them, and biases 0: as the published code.
 
-    torch's own default is 0.58 times that, and over three layers the image fades to a fifth. In one supervised trial it did not find
-    Pong's ball in 480 updates, this began to after 270.
+    torch's own default is 0.58 times that, and over three layers the image fades to a fifth. In one supervised
+    trial it did not find Pong's ball in 480 updates, this began to after 270.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
