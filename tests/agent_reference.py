@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,19 @@ import torch
 
 from agent.losses import LossSettings
 from agent.network import Network, NetworkSettings, NetworkSpec
-from agent.unroll import Arrays, Batch, UnrollSpec
+from agent.unroll import Arrays, Batch
+from launch.plan import unroll_spec
+
+
+@contextmanager
+def full_disk(num_bytes: int) -> Iterator[None]:
+    """No file may grow beyond this: the kernel refuses the write, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def vtrace(
@@ -137,18 +151,6 @@ def small_spec(
     }
     width = num_actions or max([*legal.values(), 1])
     return NetworkSpec(NetworkSettings(**{**sizes, **settings}), frame_shape, frame_dtype, instruction_length, width, legal)
-
-
-def unroll_spec(network: NetworkSpec, unroll_length: int) -> UnrollSpec:
-    """The unrolls that such a network's actors make."""
-    return UnrollSpec(
-        unroll_length,
-        network.frame_shape,
-        network.frame_dtype,
-        network.instruction_length,
-        network.num_actions,
-        network.settings.core_size,
-    )
 
 
 def make_network(spec: NetworkSpec, seed: int = 0) -> Network:

@@ -3,12 +3,10 @@
 import json
 import pickle
 import random
-import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,23 +94,12 @@ def test_the_file_just_written_is_never_the_one_removed(tmp_path: Path) -> None:
         assert_whole(tmp_path, frames)
 
 
-@contextmanager
-def full_disk(num_bytes: int) -> Iterator[None]:
-    """No file may grow beyond this: the kernel refuses the write, as it does on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("num_bytes", [0, 1, 100, 5_000])
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, num_bytes: int) -> None:
     checkpoint.save(tmp_path, content(1), keep=2)
     before = files(tmp_path)
     assert checkpoint.find(tmp_path).stat().st_size > 5_000
-    with full_disk(num_bytes), pytest.raises(OSError, match=r"cannot write .*checkpoint-0+2\.pt.*before it is whole"):
+    with reference.full_disk(num_bytes), pytest.raises(OSError, match=r"cannot write .*checkpoint-0+2\.pt.*before it is whole"):
         checkpoint.save(tmp_path, content(2), keep=2)
     assert files(tmp_path) == before, "nothing half-written stays"
     assert_whole(tmp_path, 1)

@@ -1,11 +1,8 @@
 """Ring and mapped file: nothing that was committed is lost, repeated or torn, whoever dies when."""
 
 import gc
-import resource
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -230,19 +227,8 @@ def test_mapped_files_are_made_once_and_start_at_zero(tmp_path: Path) -> None:
         mapped.attach(tmp_path / "file", 101)
 
 
-@contextmanager
-def file_size_limit(num_bytes: int) -> Iterator[None]:
-    """A full disk, as far as writing goes: EFBIG from the kernel."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_without_space_nothing_is_left(tmp_path: Path) -> None:
-    with file_size_limit(1000), pytest.raises(OSError):
+    with reference.full_disk(1000), pytest.raises(OSError):
         mapped.create(tmp_path / "file", 10_000)
     assert not (tmp_path / "file").exists()
 
