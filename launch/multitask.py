@@ -7,12 +7,14 @@ examples:
   python launch/multitask.py --resume runs/toy-20260101-120000
 """
 
+import os
 import signal
 import sys
 
 if __name__ == "__main__":  # before the slow imports: an interrupt while they load ends without a trace
     for _number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(_number, lambda number, _: sys.exit(128 + number))
+        # At once: an exception would abort the process where C++ code, such as torch's as it loads, calls Python.
+        signal.signal(_number, lambda number, _: os._exit(128 + number))
 
 import argparse
 import json
