@@ -11,6 +11,7 @@ Done: the action and the behaviour policy's log-probabilities.
   pair (last, first) is no transition. It has weight 0 in every loss and discount 0 in V-trace.
 - On a `first` row the recurrent state is zeroed before the row is read, the reward is 0 and `last_action` is -1 ("none yet").
 - A life lost in Atari ends the episode for the learner only: the next row is `first` with frames > 0, and the game goes on.
+- A game lost in its middle, as its engine died, has no last row: the next row is `first`, with no statistics.
 - Game statistics (`episode_*`) stand on the row on which the *next* game starts; everywhere else `episode_return` is NaN.
 """
 

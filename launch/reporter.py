@@ -11,6 +11,7 @@ from agent.diagnostics import SUMS, summarise
 from agent.learner import Counters
 from launch.records import TaskRecords
 from launch.status import FIELDS, STAGES, Status
+from tasks.contract import ENGINE_COUNTS
 from tasks.suite import Suite
 
 
@@ -99,7 +100,8 @@ class Reporter:
             record["loss"] = float(np.mean(self._losses))
             record["gradient_norm"] = float(np.mean(self._norms))
         record["memory_bytes"] = self._memory()
-        record["tasks"] = {name: self._task(i, seconds) for i, name in enumerate(self._suite.task_names)}
+        engines = self._status.engine_totals() if self._suite.adapter == "dmlab" else None
+        record["tasks"] = {name: self._task(i, seconds, engines) for i, name in enumerate(self._suite.task_names)}
         normalised = [task["normalised_percent"] for task in record["tasks"].values() if "normalised_percent" in task]
         if len(normalised) == len(self._suite.tasks):
             record["mean_normalised_percent"] = float(np.mean(normalised))
@@ -122,7 +124,7 @@ class Reporter:
         actors = {f"actor_{index}": int(count) for index, count in enumerate(rss[1:])}
         return {"learner": psutil.Process().memory_info().rss, **actors}
 
-    def _task(self, index: int, seconds: float) -> dict[str, Any]:
+    def _task(self, index: int, seconds: float, engines: np.ndarray | None) -> dict[str, Any]:
         records, name = self._records, self._suite.task_names[index]
         frames = int(records.frames[index])
         numbers: dict[str, Any] = {
@@ -133,6 +135,8 @@ class Reporter:
             "share": frames / max(1, int(records.frames.sum())),
             **summarise(self._sums[index]),
         }
+        if engines is not None:
+            numbers |= {key: float(count) for key, count in zip(ENGINE_COUNTS, engines[index], strict=True)}
         recent = records.recent[index]
         if recent:
             numbers["return_mean"] = float(np.mean(recent))

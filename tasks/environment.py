@@ -13,6 +13,8 @@ import numpy as np
 from tasks.adapters import OwnEnv, OwnVectorEnv
 from tasks.atari import NUM_ACTIONS, AtariTaskEnv
 from tasks.contract import EnvironmentSettings, Spaces, TaskVectorEnv
+from tasks.dmlab import ACTION_SETS, check_dmlab
+from tasks.engine import EngineVectorEnv
 from tasks.own_suite import make_environment
 from tasks.suite import Suite, Task, nearest
 from tasks.toy import FRAME_SHAPE, LEVELS, ToyVectorEnv
@@ -20,8 +22,6 @@ from tasks.toy import FRAME_SHAPE, LEVELS, ToyVectorEnv
 __all__ = ["EnvironmentSettings", "Spaces", "TaskVectorEnv", "check_suite", "make_vector_env", "probe", "suite_spaces"]
 
 PROBE_STEPS = 50
-DMLAB_FRAME = (72, 96, 3)
-DMLAB_ACTIONS = 9  # action set impala9
 
 
 def suite_spaces(suite: Suite, settings: EnvironmentSettings) -> Spaces:
@@ -35,7 +35,9 @@ def suite_spaces(suite: Suite, settings: EnvironmentSettings) -> Spaces:
             shape = (settings.frame_height, settings.frame_width, settings.frame_stack)
             return Spaces(shape, "uint8", 0, (NUM_ACTIONS,) * len(suite.tasks), repeat)
         case "dmlab":
-            return Spaces(DMLAB_FRAME, "uint8", words, (DMLAB_ACTIONS,) * len(suite.tasks), repeat)
+            shape = (settings.dmlab.height, settings.dmlab.width, 3)
+            actions = (len(ACTION_SETS[settings.dmlab.action_set]),) * len(suite.tasks)
+            return Spaces(shape, "uint8", words, actions, repeat)
         case "toy":
             actions = tuple(LEVELS[task.train_level].num_actions for task in suite.tasks)
             return Spaces(FRAME_SHAPE, "uint8", words, actions, 1)
@@ -68,7 +70,7 @@ def check_suite(suite: Suite, settings: EnvironmentSettings) -> None:
     ValueError says in one sentence what is missing and how to get it.
     """
     if suite.adapter == "dmlab":
-        _check_dmlab()
+        check_dmlab(suite, settings.dmlab)
     elif suite.adapter == "atari":
         _check_atari(suite)
     elif suite.adapter == "toy":
@@ -76,15 +78,6 @@ def check_suite(suite: Suite, settings: EnvironmentSettings) -> None:
             if task.train_level not in LEVELS:
                 raise ValueError(f"tasks: there is no toy level {task.train_level!r}, {nearest(task.train_level, [*LEVELS])}")
     suite_spaces(suite, settings)
-
-
-def _check_dmlab() -> None:
-    if find_spec("deepmind_lab") is None:
-        raise ValueError(
-            "suite: dmlab30 needs the package deepmind_lab, which is not installed here: the Docker image has it, "
-            "and --suite atari5 runs anywhere"
-        )
-    raise ValueError("suite: dmlab30 cannot be played, this version has no DeepMind Lab adapter: use --suite atari5")
 
 
 def _check_atari(suite: Suite) -> None:
@@ -119,10 +112,10 @@ def make_vector_env(
     if split not in ("train", "test"):
         raise ValueError(f"split: {split!r} is unknown, use train or test")
     level = task.train_level if split == "train" else task.test_level
-    if suite.adapter == "dmlab":
-        _check_dmlab()
     if suite.adapter == "atari":
         return AtariTaskEnv(level, settings, seeds, training)
+    if suite.adapter == "dmlab":
+        return EngineVectorEnv(task, level, settings, seeds, training, test=split == "test")
     words = (spaces or suite_spaces(suite, settings)).instruction_length
     if suite.adapter == "toy":
         return ToyVectorEnv(level, words, seeds)

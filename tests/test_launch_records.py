@@ -52,7 +52,7 @@ def test_state_follows_names():
 
 
 def reporter(tmp_path, records, suite):
-    status = Status(tmp_path / "status", 1, create=True)
+    status = Status(tmp_path / "status", 1, 2, create=True)
     return Reporter(suite, records, status, Counters())
 
 
