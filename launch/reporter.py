@@ -136,7 +136,8 @@ class Reporter:
             **summarise(self._sums[index]),
         }
         if engines is not None:
-            numbers |= {key: float(count) for key, count in zip(ENGINE_COUNTS, engines[index], strict=True)}
+            counts = zip(ENGINE_COUNTS, engines[index].tolist(), strict=True)
+            numbers |= {key: count if key.endswith("seconds") else int(count) for key, count in counts}
         recent = records.recent[index]
         if recent:
             numbers["return_mean"] = float(np.mean(recent))

@@ -90,13 +90,18 @@ class DmLabSettings:
     wait_seconds: float = field(default=120.0, metadata={"min": 1})
 
 
-def check_dmlab(suite: Suite, settings: DmLabSettings) -> None:
-    """Find what is missing before any process starts. ValueError says in one sentence what, and how to get it."""
+def check_package(suite_name: str) -> None:
+    """ValueError where there is no engine."""
     if find_spec("deepmind_lab") is None:
         raise ValueError(
-            f"suite: {suite.name} needs the package deepmind_lab, which is not installed here: the Docker image has it, "
+            f"suite: {suite_name} needs the package deepmind_lab, which is not installed here: the Docker image has it, "
             "and --suite atari5 runs anywhere"
         )
+
+
+def check_dmlab(suite: Suite, settings: DmLabSettings) -> None:
+    """Find what is missing before any process starts. ValueError says in one sentence what, and how to get it."""
+    check_package(suite.name)
     for key in ("width", "height"):
         if getattr(settings, key) % 4:
             raise ValueError(f"environment.dmlab.{key}={getattr(settings, key)} does not fit: the engine needs a multiple of 4")

@@ -13,7 +13,7 @@ import numpy as np
 from tasks.adapters import OwnEnv, OwnVectorEnv
 from tasks.atari import NUM_ACTIONS, AtariTaskEnv
 from tasks.contract import EnvironmentSettings, Spaces, TaskVectorEnv
-from tasks.dmlab import ACTION_SETS, check_dmlab
+from tasks.dmlab import ACTION_SETS, check_dmlab, check_package
 from tasks.engine import EngineVectorEnv
 from tasks.own_suite import make_environment
 from tasks.suite import Suite, Task, nearest
@@ -115,6 +115,7 @@ def make_vector_env(
     if suite.adapter == "atari":
         return AtariTaskEnv(level, settings, seeds, training)
     if suite.adapter == "dmlab":
+        check_package(suite.name)
         return EngineVectorEnv(task, level, settings, seeds, training, test=split == "test")
     words = (spaces or suite_spaces(suite, settings)).instruction_length
     if suite.adapter == "toy":
