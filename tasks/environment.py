@@ -5,8 +5,10 @@ The rules that every vector environment keeps are at the top of `tasks/contract.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 
@@ -123,17 +125,27 @@ def make_vector_env(
     return OwnVectorEnv(lambda seed: OwnEnv(make_environment(suite, task, level, seed), words, task.name), words, seeds)
 
 
-def probe(suite: Suite, task: Task, settings: EnvironmentSettings, seed: int) -> None:
+class Probe(NamedTuple):
+    """What the first steps of a task showed: seconds to start and reset, seconds a step, whether it had an instruction."""
+
+    reset_seconds: float
+    step_seconds: float
+    has_instruction: bool
+
+
+def probe(suite: Suite, task: Task, settings: EnvironmentSettings, seed: int, split: str = "train") -> Probe:
     """Play 50 random steps of a task; ValueError if its observation is dead or is not what its space declares.
 
     Dead: the frame never changes. A constant screen would otherwise train for days.
     """
-    env = make_vector_env(suite, task, 1, settings, [seed])
+    began = time.perf_counter()
+    env = make_vector_env(suite, task, 1, settings, [seed], split=split)
     generator = np.random.default_rng(seed)
     hint = "environment.probe=false skips this check"
     try:
         observation, _ = env.reset()
-        first, changed = observation["frame"].copy(), False
+        started = time.perf_counter()
+        first, changed, has_instruction = observation["frame"].copy(), False, False
         for step in range(PROBE_STEPS + 1):
             for key, space in env.single_observation_space.spaces.items():
                 value = observation[key][0]
@@ -143,11 +155,13 @@ def probe(suite: Suite, task: Task, settings: EnvironmentSettings, seed: int) ->
                         f"from {value.min()} to {value.max()}, its space is {space}; {hint}"
                     )
             changed = changed or not np.array_equal(first, observation["frame"])
+            has_instruction = has_instruction or bool(observation.get("instruction", np.zeros(1)).any())
             observation, *_ = env.step(generator.integers(env.single_action_space.n, size=1))
         if not changed:
             raise ValueError(
                 f"probe: the frame of task {task.name} did not change in {PROBE_STEPS} random steps, all its values "
                 f"lie from {first.min()} to {first.max()}; {hint}"
             )
+        return Probe(started - began, (time.perf_counter() - started) / (PROBE_STEPS + 1), has_instruction)
     finally:
         env.close()

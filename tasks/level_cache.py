@@ -27,13 +27,14 @@ class LevelCache:
     """`fetch` and `write` as the engine calls them.
 
     Attributes:
+        folder: where the maps lie.
         hits, misses: answers of `fetch`. bytes: of the maps fetched and stored. build_seconds: from a miss to the `write`
             that followed it.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Maps lie in `folder`, made if need be, and never take more than `max_bytes` together; the longest unread go first."""
-        self._folder, self._max_bytes = folder, max_bytes
+        self.folder, self._max_bytes = folder, max_bytes
         self.hits, self.misses, self.bytes, self.build_seconds = 0, 0, 0, 0.0
         self._missed = ("", 0.0)  # key and time of the last miss
 
@@ -82,12 +83,12 @@ class LevelCache:
         kept = self._path(key)
         if size > self._max_bytes or not is_whole_zip(source):
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "lock").open("ab") as lock:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("ab") as lock:
             if not _lock(lock.fileno()):
                 return
             self._make_room(size, kept)
-            descriptor, name = tempfile.mkstemp(prefix=TEMPORARY, dir=self._folder)
+            descriptor, name = tempfile.mkstemp(prefix=TEMPORARY, dir=self.folder)
             try:
                 with os.fdopen(descriptor, "wb") as stream, source.open("rb") as built:
                     shutil.copyfileobj(built, stream)
@@ -100,7 +101,7 @@ class LevelCache:
     def _make_room(self, size: int, kept: Path) -> None:
         """Remove what is stale, then the longest unread, until `size` more bytes fit."""
         entries = []
-        for path in self._folder.iterdir():
+        for path in self.folder.iterdir():
             stat = path.lstat()
             if path.name.startswith(TEMPORARY) and time.time() - stat.st_mtime > STALE_SECONDS:
                 path.unlink()
@@ -117,7 +118,7 @@ class LevelCache:
     def _path(self, key: str) -> Path:
         if not KEY.fullmatch(key):
             raise ValueError(f"level cache: the key {key!r} is no file name")
-        return self._folder / f"{key}{SUFFIX}"
+        return self.folder / f"{key}{SUFFIX}"
 
 
 def is_whole_zip(path: Path) -> bool:
