@@ -131,5 +131,14 @@ def transition_mask(first: torch.Tensor) -> torch.Tensor:
     return ~first[1:]
 
 
+def take_columns(batch: Batch, columns: torch.Tensor) -> Batch:
+    """The batch cut to some of its B columns, int64 [n]; a copy."""
+    return {name: tensor.index_select(0 if name in PER_UNROLL else 1, columns) for name, tensor in batch.items()}
+
+
 def _aligned(size: int) -> int:
     return -(-size // 64) * 64
+
+
+# Fields with one value per unroll, [B, ...]; all others have one per row, [T+1, B, ...].
+PER_UNROLL = frozenset(name for name, field in UnrollSpec(1, (1, 1, 1), "uint8", 1, 1, 1).fields().items() if not field.per_row)

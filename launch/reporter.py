@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from agent.conflict import Conflict
 from agent.diagnostics import SUMS, summarise
 from agent.learner import Counters
 from launch.records import TaskRecords
@@ -23,10 +24,12 @@ class Reporter:
         records: counts and returns per task.
         status: stage times of the actors.
         counters: the learner's.
+        conflict: measurements of the tasks' gradients.
     """
 
-    def __init__(self, suite: Suite, records: TaskRecords, status: Status, counters: Counters) -> None:
+    def __init__(self, suite: Suite, records: TaskRecords, status: Status, counters: Counters, conflict: Conflict) -> None:
         self._suite, self._records, self._status, self._counters = suite, records, status, counters
+        self._conflict = conflict
         self._scored = {
             task.name: task.random_score is not None and task.random_score != task.human_score for task in suite.tasks
         }
@@ -99,6 +102,8 @@ class Reporter:
         if self._losses:
             record["loss"] = float(np.mean(self._losses))
             record["gradient_norm"] = float(np.mean(self._norms))
+        if cosines := self._conflict.record():
+            record["gradient_cosines"] = cosines
         record["memory_bytes"] = self._memory()
         engines = self._status.engine_totals() if self._suite.adapter == "dmlab" else None
         record["tasks"] = {name: self._task(i, seconds, engines) for i, name in enumerate(self._suite.task_names)}
@@ -138,6 +143,8 @@ class Reporter:
         if engines is not None:
             counts = zip(ENGINE_COUNTS, engines[index].tolist(), strict=True)
             numbers |= {key: count if key.endswith("seconds") else int(count) for key, count in counts}
+        if (norm := self._conflict.norm(index)) is not None:
+            numbers["gradient_norm"] = norm
         recent = records.recent[index]
         if recent:
             numbers["return_mean"] = float(np.mean(recent))
