@@ -243,6 +243,7 @@ def specs_tell_the_truth() -> None:
                 assert type(seen[name]) is str
             else:
                 assert (seen[name].shape, seen[name].dtype) == (spec[name]["shape"], spec[name]["dtype"]), name
+                assert seen[name].flags.c_contiguous and seen[name].flags.owndata, name
         np.testing.assert_array_equal(seen["RGB"].transpose(1, 2, 0), seen["RGB_INTERLEAVED"])
 
 

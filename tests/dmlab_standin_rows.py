@@ -212,10 +212,13 @@ def building_stops_every_thread() -> None:
     def tick() -> None:
         while not stop.is_set():
             ticks.append(time.monotonic())
+        ticks.append(time.monotonic())
 
     thread = threading.Thread(target=tick)
     with engine(MAP_LEVEL) as lab, mock.patch.dict(os.environ, DMLAB_STANDIN_BUILD_MS="150"):
         thread.start()
+        while not ticks:
+            time.sleep(0)
         lab.reset(seed=1)
         stop.set()
         thread.join()
@@ -259,18 +262,20 @@ def damaged_maps_end_the_process() -> None:
     class Liar:
         def __init__(self, content: bytes | None) -> None:
             self.content = content
+            self.lies = content is not None
 
         def fetch(self, key: str, pk3_path: str) -> bool:
             if self.content is not None:
                 Path(pk3_path).write_bytes(self.content)
-            return True
+            return self.lies
 
         def write(self, key: str, pk3_path: str) -> None:
-            raise AssertionError("not reached")
+            self.lies = True  # from the second time on: the file of the first does not count
 
     def play(content: bytes | None) -> None:
         with engine(MAP_LEVEL, cache=Liar(content)) as lab:
-            lab.reset(seed=2)
+            for _ in range(2):
+                lab.reset(seed=2)
 
     with tempfile.TemporaryDirectory() as folder:
         for seed in (1, 2):
@@ -339,7 +344,13 @@ def _three_episodes() -> None:
 
 
 def hangs() -> None:
-    """No row: meant for a child with a fault that hangs. It has a handler for SIGTERM, which never gets its turn."""
+    """No row: meant for a child with a fault that hangs. It has a handler and a thread that never get their turn."""
+
+    def leave() -> None:
+        sys.stdin.read()
+        os._exit(0)
+
+    threading.Thread(target=leave, daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with engine() as lab:
         lab.reset(seed=1)

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +38,7 @@ def child(*rows: str, **variables: str) -> subprocess.Popen[str]:
     """A process that plays the rows, each named `module.function`."""
     command = [sys.executable, str(HERE / "dmlab_rows.py"), *rows]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment(**variables))
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment(**variables))
 
 
 def names(module: str) -> list[str]:
@@ -78,17 +79,18 @@ def test_standin(row):
 
 @standin_only
 def test_a_hang_holds_on_until_it_is_killed():
-    process = child("dmlab_standin_rows.hangs", DMLAB_STANDIN_FAULT="hang@reset:1")
-    try:
-        assert "hang@reset:1" in process.stderr.readline()
-        while psutil.Process(process.pid).status() == psutil.STATUS_RUNNING:  # it sleeps as soon as it hangs
-            pass
-        process.terminate()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1)
-    finally:
-        process.kill()
-    process.communicate(timeout=10)
+    with child("dmlab_standin_rows.hangs", DMLAB_STANDIN_FAULT="hang@reset:1") as process:
+        try:
+            assert "hang@reset:1" in process.stderr.readline()
+            late = time.monotonic() + 20
+            while psutil.Process(process.pid).status() == psutil.STATUS_RUNNING:  # it sleeps as soon as it hangs
+                assert time.monotonic() < late, "it works instead of sleeping"
+            process.terminate()  # its handler would end it,
+            process.stdin.close()  # and so would its thread
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
+        finally:
+            process.kill()
     assert process.returncode == -signal.SIGKILL
 
 
