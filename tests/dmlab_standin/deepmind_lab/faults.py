@@ -25,11 +25,12 @@ def abort(message: str) -> NoReturn:
     os.abort()
 
 
-def hang() -> NoReturn:
+def hang(message: str) -> NoReturn:
     """Wait for ever inside C, with the GIL held and without work: no thread runs, no Python signal handler either."""
     library = ctypes.PyDLL(None)  # PyDLL keeps the GIL through the call
     mutex = ctypes.create_string_buffer(128)  # zeros: an unlocked mutex
     library.pthread_mutex_lock(mutex)
+    os.write(2, f"deepmind_lab stand-in: {message}\n".encode())
     while True:
         library.pthread_mutex_lock(mutex)
 
@@ -78,5 +79,5 @@ def _happen(kind: str, message: str) -> str:
     if kind == "abort":
         abort(message)
     if kind == "hang":
-        hang()
+        hang(message)
     return message
