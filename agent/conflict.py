@@ -10,6 +10,7 @@ from torch import nn
 
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
+from agent.popart import PopArt
 from agent.unroll import Batch, take_columns
 
 # Tasks of one measurement: each adds a gradient of all shared parameters to memory.
@@ -33,7 +34,12 @@ def shared_parameters(network: Network) -> list[nn.Parameter]:
 
 
 def task_gradients(
-    network: Network, batch: Batch, tasks: Sequence[int], chosen: Sequence[int], loss: LossSettings
+    network: Network,
+    batch: Batch,
+    tasks: Sequence[int],
+    chosen: Sequence[int],
+    loss: LossSettings,
+    popart: PopArt | None = None,
 ) -> Gradients:
     """Gradients of the learner's summed loss, unclipped, task by task. Parameters, `.grad` and generators stay as they are.
 
@@ -50,7 +56,11 @@ def task_gradients(
     for task in chosen:
         own = [column for column, other in enumerate(tasks) if other == task]
         part = take_columns(batch, torch.tensor(own, device=batch["first"].device))
-        total = compute_losses(network(part, part["core_state"], [task] * len(own)), part, loss).total()
+        output, scale = (
+            network(part, part["core_state"], [task] * len(own)),
+            popart.scale([task] * len(own)) if popart else None,
+        )
+        total = compute_losses(output, part, loss, scale).total()
         found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
         rows.append([gradient.flatten() for gradient in found])
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=batch["first"].device)
@@ -90,14 +100,22 @@ class Conflict:
         price = self._seconds / self._measurements if self._measurements else 2 * self._work_seconds / self._steps
         return self._seconds + price <= self._bound * (self._work_seconds + price)
 
-    def measure(self, network: Network, batch: Batch, tasks: Sequence[int], loss: LossSettings, updates: int) -> None:
+    def measure(
+        self,
+        network: Network,
+        batch: Batch,
+        tasks: Sequence[int],
+        loss: LossSettings,
+        updates: int,
+        popart: PopArt | None = None,
+    ) -> None:
         """Measure on a batch, of at most MAX_TASKS of its tasks; `updates` as in `due`."""
         began = time.monotonic()
         chosen = sorted(set(tasks))
         if len(chosen) > MAX_TASKS:
             rng = np.random.default_rng([self._seed, updates])
             chosen = sorted(rng.choice(chosen, MAX_TASKS, replace=False).tolist())
-        found = task_gradients(network, batch, tasks, chosen, loss)
+        found = task_gradients(network, batch, tasks, chosen, loss, popart)
         self.add(found, updates, time.monotonic() - began)
 
     def worked(self, seconds: float) -> None:

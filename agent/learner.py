@@ -10,6 +10,7 @@ import torch
 from agent.diagnostics import task_sums
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
+from agent.popart import PopArt, target_sums
 from agent.rmsprop import RMSProp
 from agent.unroll import Batch
 
@@ -85,7 +86,7 @@ class NonFiniteError(RuntimeError):
 
 
 class Learner:
-    """Network, optimiser and counters of one learner.
+    """Network, optimiser, value statistics and counters of one learner.
 
     Args:
         network: on its device.
@@ -99,6 +100,10 @@ class Learner:
         self.settings = optimiser
         self.total_frames = total_frames
         self.counters = Counters()
+        self.popart: PopArt | None = None
+        if loss.value_normalisation == "popart":
+            device = next(network.parameters()).device
+            self.popart = PopArt(network.task_names, loss.popart_step, loss.popart_lowest_deviation, device)
         self.optimiser = RMSProp(
             network.parameters(),
             optimiser.learning_rate,
@@ -126,7 +131,7 @@ class Learner:
             NonFiniteError: after `max_skipped_updates` non-finite updates in a row.
         """
         output = self.network(batch, batch["core_state"], tasks)
-        losses = compute_losses(output, batch, self.loss_settings)
+        losses = compute_losses(output, batch, self.loss_settings, self.popart.scale(tasks) if self.popart else None)
         loss = losses.total()
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -142,6 +147,9 @@ class Learner:
             self._skip(loss_value, norm_value)
         else:
             self._apply(gradients, norm_value, rate)
+            if self.popart is not None:
+                targets = target_sums(losses.targets, batch, len(self.network.task_names))
+                self.popart.update(targets, self.network.task_value_heads())
         sums = task_sums(losses, batch, self.loss_settings, len(self.network.task_names))
         return {"loss": loss_value, "gradient_norm": norm_value, "skipped": skipped, "task_sums": sums.cpu().numpy()}
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from agent import vtrace
 from agent.network import Output
+from agent.popart import ValueScale
 from agent.unroll import Batch, transition_mask
 
 
@@ -28,6 +29,10 @@ class LossSettings:
         time_limit: bootstrap = a truncated episode bootstraps from its final observation; terminate = it ends there.
         clip_rho, clip_c, clip_pg_rho: thresholds of V-trace's ratios.
         lambda_: c_t = lambda * min(clip_c, ratio).
+        value_normalisation: popart = values and advantages in units of each task's own targets (arXiv:1809.04474), for which
+            rewards are best left as they are (reward_transform: none); none = raw.
+        popart_step: by which a task's statistics go towards its batch's, per update.
+        popart_lowest_deviation: the unit is never smaller; 1e-2 guards very sparse rewards.
     """
 
     discount: float = field(default=0.99, metadata={"min": 0, "max": 1})
@@ -39,6 +44,9 @@ class LossSettings:
     clip_c: float = field(default=1.0, metadata={"min": 0})
     clip_pg_rho: float = field(default=1.0, metadata={"min": 0})
     lambda_: float = field(default=1.0, metadata={"min": 0, "max": 1})
+    value_normalisation: Literal["none", "popart"] = "none"
+    popart_step: float = field(default=3e-4, metadata={"min": 0, "max": 1})
+    popart_lowest_deviation: float = field(default=1e-4, metadata={"min": 1e-8, "max": 1e6})
 
 
 class Losses(NamedTuple):
@@ -49,6 +57,7 @@ class Losses(NamedTuple):
     entropy: torch.Tensor
     log_probs: torch.Tensor  # [T, B, A] of the target policy, detached
     log_rhos: torch.Tensor  # [T, B] log of target over behaviour probability, detached
+    targets: torch.Tensor  # [T, B] V-trace targets of the values, detached
 
     def total(self) -> torch.Tensor:
         """Scalar."""
@@ -75,18 +84,22 @@ def entropy(log_probs: torch.Tensor) -> torch.Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def compute_losses(output: Output, batch: Batch, settings: LossSettings) -> Losses:
+def compute_losses(output: Output, batch: Batch, settings: LossSettings, scale: ValueScale | None = None) -> Losses:
     """Losses of T transitions of B columns.
 
     Args:
         output: of the network on all T + 1 rows.
         batch: of the row contract, [T+1, B, ...].
+        scale: with PopArt, what the network's values have to be multiplied with and added to. V-trace runs on the result;
+            value errors and advantages are divided by the deviation again.
     """
     mask = transition_mask(batch["first"])
     ended = batch["terminated"][1:]
     if settings.time_limit == "terminate":
         ended = ended | batch["truncated"][1:]
-    values = output.values.float()
+    values, unit = output.values.float(), torch.ones((), device=output.values.device)
+    if scale is not None:
+        values, unit = values * scale.deviation + scale.mean, scale.deviation
     log_probs = F.log_softmax(output.logits.float()[:-1], -1)
     actions = batch["action"][:-1].long()[..., None]
     taken = log_probs.gather(-1, actions).squeeze(-1)
@@ -106,9 +119,10 @@ def compute_losses(output: Output, batch: Batch, settings: LossSettings) -> Loss
     )
     weight = mask.to(values.dtype)
     return Losses(
-        policy_gradient=-(weight * taken * targets.pg_advantages).sum(0),
-        baseline=settings.baseline_cost * 0.5 * (weight * (targets.vs - values[:-1]).square()).sum(0),
+        policy_gradient=-(weight * taken * targets.pg_advantages / unit).sum(0),
+        baseline=settings.baseline_cost * 0.5 * (weight * ((targets.vs - values[:-1]) / unit).square()).sum(0),
         entropy=-settings.entropy_cost * (weight * entropy(log_probs)).sum(0),
         log_probs=log_probs.detach(),
         log_rhos=log_rhos,
+        targets=targets.vs,
     )

@@ -103,6 +103,10 @@ class Network(nn.Module):
         counts = torch.tensor([spec.legal_actions[name] for name in self.task_names])
         self.register_buffer("legal", torch.arange(spec.num_actions) < counts[:, None], persistent=False)
 
+    def task_value_heads(self) -> list[nn.Linear]:
+        """The value head of each task, in the order of `task_names`; without a shared one."""
+        return [cast(nn.Linear, self.value_heads[_head_key(name)]) for name in self.task_names]
+
     def initial_state(self, num_columns: int) -> torch.Tensor:
         """Zeros [B, 2, K]: h and c."""
         return next(self.parameters()).new_zeros(num_columns, 2, self.spec.settings.core_size)

@@ -265,6 +265,8 @@ def _finish(merged: DictConfig) -> Config:
     actor = config.actor
     if actor.num_envs % 2:
         raise ValueError(f"actor.num_envs={actor.num_envs} is odd: the two half-groups need an even number")
+    if config.loss.value_normalisation == "popart" and config.network.value_head == "shared":
+        raise ValueError("loss.value_normalisation=popart does not fit network.value_head=shared: use per_task")
     return config
 
 

@@ -132,7 +132,8 @@ class Training:
         version = counters.updates
         data, tasks = to_device(batch, self.device), batch.arrays["task"].tolist()
         if self.conflict.due(version):
-            self.conflict.measure(self.learner.network, data, tasks, self.config.loss, version)
+            learner = self.learner
+            self.conflict.measure(learner.network, data, tasks, self.config.loss, version, learner.popart)
         result = self.learner.update(data, tasks)
         self.board.publish(self.learner.network, counters.updates, counters.frames)
         self._clock()
@@ -147,6 +148,9 @@ class Training:
     def _log(self) -> None:
         self.status.write(LEARNER_ROW)
         record = self.reporter.record(self.learner.learning_rate(), self.batcher.reader.depth())
+        if (popart := self.learner.popart) is not None:
+            for task, numbers in enumerate(record["tasks"].values()):
+                numbers |= {"value_mean": popart.means[task], "value_deviation": popart.deviation(task)}
         self.metrics.write(record)
         if self.tensorboard is not None:
             self.tensorboard.write(record)
@@ -171,6 +175,7 @@ class Training:
             "network": self.plan.network.to_dict(),
             "parameters": self.learner.network.state_dict(),
             "optimiser": self.learner.optimiser_state(),
+            "value_statistics": self.learner.popart.state() if self.learner.popart else {},
             "generators": checkpoint.generator_state(),
             "config": flatten(self.config),
         }
@@ -183,6 +188,8 @@ class Training:
         except RuntimeError as error:
             raise ValueError(f"the checkpoint does not fit this run: {' '.join(str(error).split())}") from error
         self.learner.load_optimiser_state(checkpoint.match_heads(content["optimiser"], network, dropped))
+        if self.learner.popart is not None:
+            self.learner.popart.restore(content.get("value_statistics", {}))
         self.learner.counters = Counters(**content["counters"])
         self.records.restore(content["task_counters"])
         if "conflict" in content:  # checkpoints of before it was measured have none

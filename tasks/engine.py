@@ -16,10 +16,12 @@ import dataclasses
 import json
 import mmap
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -32,6 +34,8 @@ from tasks.dmlab import ACTION_SETS, HALF_OF_SEEDS
 from tasks.engine_worker import REPLY, REQUEST, observation_bytes, observation_views
 from tasks.suite import Task
 
+THREADED = ("OMP", "OPENBLAS", "MKL")  # libraries that would start a thread per core in each engine
+START_SECONDS = 120.0  # for a new process to load its modules, build the engine and a map
 MAX_FAILURES = 3  # in a row, of one engine, without one step between
 
 
@@ -56,11 +60,13 @@ class Engine:
     def __init__(self, spec: dict[str, Any], memory: int, wait_seconds: float) -> None:
         self._spec, self._memory, self._wait_seconds = spec, memory, wait_seconds
         self._process: subprocess.Popen[bytes] | None = None
+        self._folder = ""  # for the engine's temporary files, which it leaves behind when it dies
         self._deadline = 0.0
         self.seed = 0
 
     def start(self) -> None:
         """Start the process; the engine itself is built at the first request."""
+        self._folder = tempfile.mkdtemp(prefix="engine-")
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         spec = self._spec | {"parent": os.getpid(), "socket": theirs.fileno(), "memory": self._memory}
         with theirs:
@@ -68,14 +74,14 @@ class Engine:
                 [sys.executable, "-P", "-m", "tasks.engine_worker", json.dumps(spec)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), self._memory),
-                env=os.environ | {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")},
+                env=os.environ | {f"{library}_NUM_THREADS": "1" for library in THREADED} | {"TMPDIR": self._folder},
             )
 
-    def ask(self, kind: bytes, value: int, wait_factor: float = 1.0) -> None:
-        """Send a request; one reply is due within the waiting time."""
+    def ask(self, kind: bytes, value: int, wait_seconds: float = 0.0) -> None:
+        """Send a request; one reply is due within the waiting time, or within `wait_seconds` where that is longer."""
         if kind == b"r":
             self.seed = value
-        self._deadline = time.monotonic() + self._wait_seconds * wait_factor
+        self._deadline = time.monotonic() + max(self._wait_seconds, wait_seconds)
         with contextlib.suppress(OSError):  # its death shows when the reply is read
             self._connection.send(REQUEST.pack(kind, value))
 
@@ -121,6 +127,7 @@ class Engine:
             self._process.kill()
             self._process.wait()
         self._process = None
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class EngineVectorEnv(TaskVectorEnv):
@@ -152,7 +159,7 @@ class EngineVectorEnv(TaskVectorEnv):
         self._training = training
         self._failures = [0] * self.num_envs
         # Engines that start together share the cores, and each may build a map first.
-        self._start_factor = max(1.0, self.num_envs / (os.cpu_count() or 1))
+        self._start_seconds = START_SECONDS * max(1.0, self.num_envs / (os.cpu_count() or 1))
         self._new_seeds = np.random.default_rng([seeds[0], 1])  # not the stream that the engine itself draws from
         self._observation: Observations = {
             "frame": np.zeros((self.num_envs, *shape), np.uint8),
@@ -178,7 +185,7 @@ class EngineVectorEnv(TaskVectorEnv):
 
     def _start(self, seeds: tuple[int, ...]) -> Observations:
         for engine, seed in zip(self._engines, seeds, strict=True):
-            engine.ask(b"r", seed, self._start_factor)
+            engine.ask(b"r", seed, self._start_seconds)
         self._collect()
         return self._observation
 
@@ -237,4 +244,4 @@ class EngineVectorEnv(TaskVectorEnv):
         self._cache[index] = 0
         engine.start()
         half = HALF_OF_SEEDS * (engine.seed // HALF_OF_SEEDS)
-        engine.ask(b"r", half + int(self._new_seeds.integers(HALF_OF_SEEDS)), self._start_factor)
+        engine.ask(b"r", half + int(self._new_seeds.integers(HALF_OF_SEEDS)), self._start_seconds)

@@ -5,7 +5,6 @@ same for the real engine and the stand-in; those of dmlab_standin_rows.py are ab
 """
 
 import ast
-import importlib.util
 import json
 import os
 import re
@@ -21,17 +20,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from standin import FOLDER, IS_REAL, environment, standin_only
+
 HERE = Path(__file__).parent
-STANDIN = HERE / "dmlab_standin"
-spec = importlib.util.find_spec("deepmind_lab")
-REAL = spec is not None and not Path(spec.origin or "").with_name("faults.py").exists()
-standin_only = pytest.mark.skipif(REAL, reason="about the stand-in alone: the real engine cannot be asked to do this")
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """Variables of a child: the stand-in can be imported where no engine is installed."""
-    path = os.pathsep.join([*([] if spec else [str(STANDIN)]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, **variables}
 
 
 def child(*rows: str, **variables: str) -> subprocess.Popen[str]:
@@ -55,7 +46,7 @@ def results(module: str) -> dict[str, str | None]:
     """What each row of a module said: None where it held, else why not."""
     process = child(*(f"{module}.{name}" for name in names(module)))
     try:
-        out, errors = process.communicate(timeout=1800 if REAL else 60)
+        out, errors = process.communicate(timeout=1800 if IS_REAL else 60)
     finally:
         process.kill()
     said: dict[str, str | None] = {}
@@ -106,7 +97,7 @@ def test_the_product_does_not_ship_the_standin():
 
 def test_the_standin_becomes_a_wheel(tmp_path):
     """Built from a copy, and installed apart: what the wheel holds is enough to play."""
-    source = shutil.copytree(STANDIN, tmp_path / "source", ignore=shutil.ignore_patterns("__pycache__"))
+    source = shutil.copytree(FOLDER, tmp_path / "source", ignore=shutil.ignore_patterns("__pycache__"))
     newest = tuple(int(part) for part in version("setuptools").split(".")[:2])
     alone = ["--no-build-isolation"] if newest >= (70, 1) else []  # older ones need the package `wheel`: pip gets both
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]

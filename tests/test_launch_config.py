@@ -205,7 +205,7 @@ def test_dry_run_of_dmlab_works_anywhere(capsys):
     assert multitask.main(["--suite", "dmlab30", "--dry-run"]) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert len(plan["tasks"]) == 30
-    assert len(plan["actors"]) == 150
+    assert len(plan["actors"]) == 30
 
 
 def test_a_run_folder_in_use_is_refused(capsys, tmp_path):

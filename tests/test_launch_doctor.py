@@ -81,7 +81,7 @@ def test_dmlab_with_its_engine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert code == 1 and "need the Brady images" in found["suite"]
 
 
-@pytest.mark.skipif(standin.IS_REAL, reason="the real engine cannot be asked to exit")
+@standin.standin_only
 def test_a_level_that_ends_its_process_is_a_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     standin.install(monkeypatch)
     monkeypatch.setenv("DMLAB_STANDIN_FAULT", "exit@reset:1,level=rooms_watermaze")

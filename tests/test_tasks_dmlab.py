@@ -115,7 +115,7 @@ def test_an_end_at_the_clock_can_be_a_truncation_and_an_early_one_cannot() -> No
     assert step.discount == 1
 
 
-@pytest.mark.skipif(standin.IS_REAL, reason="only the stand-in's level ends early when it is played well")
+@standin.standin_only
 def test_an_early_end_is_a_termination() -> None:
     env = lab("contributed/dmlab30/rooms_keys_doors_puzzle", episode_end="truncate_at_clock")
     step, frames = env.reset(), 0
@@ -225,7 +225,7 @@ def step_until(env: TaskVectorEnv, what: str, limit: int = 200) -> Any:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
 def test_an_engine_that_dies_or_hangs_is_named_and_replaced(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
-    env = vector(2, wait_seconds=3)
+    env = vector(2, wait_seconds=4)
     env.reset()
     step_until(env, "frames")
     first, second = children()
@@ -242,7 +242,7 @@ def test_an_engine_that_dies_or_hangs_is_named_and_replaced(number: signal.Signa
     env.close()
 
 
-@pytest.mark.skipif(standin.IS_REAL, reason="the real engine cannot be asked to exit")
+@standin.standin_only
 def test_exit_and_an_exception_within_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> None:
     faults = [
         f"exit@step:5,once={tmp_path / 'a'}",
@@ -250,17 +250,19 @@ def test_exit_and_an_exception_within_the_engine(monkeypatch: pytest.MonkeyPatch
         f"abort@step:13,once={tmp_path / 'c'}",
     ]
     monkeypatch.setenv("DMLAB_STANDIN_FAULT", ";".join(faults))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     env = vector(2)
     env.reset()
     lost = sum(env.step(np.zeros(2, int))[4]["lost"].sum() for _ in range(40))
     env.close()
     said = capfd.readouterr().err
     assert lost == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "c"}, "an engine's temporary files went with it"
     for why in ("ended with exit code 1", "raised ValueError: Failed to advance", "was killed by SIGABRT"):
         assert why in said
 
 
-@pytest.mark.skipif(standin.IS_REAL, reason="the real engine cannot be asked to exit")
+@standin.standin_only
 def test_an_engine_that_always_dies_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DMLAB_STANDIN_FAULT", "exit@reset:1")
     env = vector(2)
