@@ -38,6 +38,15 @@ def spoken_suite(folder: Path) -> str:
     return own_suite(folder, plain, {"name": "spoken", "env": "my_envs:make_dm_counting"})
 
 
+@pytest.fixture
+def signals():
+    """A series that runs within the test sets handlers: those of before come back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("suite_name", ["toy", "atari5", "own"])
 def test_a_baseline_has_the_network_actors_and_frames_of_the_multi_task_run(tmp_path, suite_name):
     name = spoken_suite(tmp_path) if suite_name == "own" else suite_name
@@ -146,15 +155,15 @@ def test_an_unknown_task_of_an_own_suite_is_refused(capsys, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_an_interrupt_ends_the_series_and_a_resume_does_the_rest(tmp_path):
+def test_an_interrupt_ends_the_series_and_a_resume_does_the_rest(tmp_path, capsys, signals):
     """The whole life of a series: interrupted in its first run, resumed as a whole, resumed when all is done."""
     parent = tmp_path / "series"
     flags = ["--suite", "toy", "--single-task", "catch,memory", "--run-dir", str(parent)]
     with started(*flags, "--frames-per-task", "100000000", *QUICK) as process:
         wait_for(lambda: updates(parent / "catch") >= 5, process=process)
         supervisor = pids(parent / "catch")["supervisor"]
-        second = runs.run("--resume", str(parent))
-        assert (second.returncode, f"process {supervisor} works on" in second.stderr) == (2, True)
+        assert multitask.main(["--resume", str(parent)]) == 2
+        assert f"process {supervisor} works on" in capsys.readouterr().err
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=30)
     assert process.returncode == 130, out
@@ -165,10 +174,10 @@ def test_an_interrupt_ends_the_series_and_a_resume_does_the_rest(tmp_path):
     saved = checkpoint.load(parent / "catch")["counters"]
     assert not checkpoint.exists(parent / "memory") and not (parent / "memory" / METRICS).exists()
 
-    cut = runs.run("--resume", str(parent), "--frames-per-task", "1")
-    assert (cut.returncode, "total_frames=1" in cut.stderr) == (2, True)
-    unknown = runs.run("--resume", str(parent), "--single-task", "instruction")
-    assert (unknown.returncode, "instruction" in unknown.stderr) == (2, True)
+    assert multitask.main(["--resume", str(parent), "--frames-per-task", "1"]) == 2
+    assert "total_frames=1" in capsys.readouterr().err
+    assert multitask.main(["--resume", str(parent), "--single-task", "instruction"]) == 2
+    assert "no such task" in capsys.readouterr().err
 
     frames = saved["frames"] + 400
     done = runs.run("--resume", str(parent), "--suite", "toy", "--single-task", "all", "--frames-per-task", str(frames))
@@ -187,9 +196,8 @@ def test_an_interrupt_ends_the_series_and_a_resume_does_the_rest(tmp_path):
         assert content["config"]["total_frames"] == frames
 
     before = {path: path.read_bytes() for path in parent.rglob("*.pt")}
-    again = runs.run("--resume", str(parent))
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert again.stdout.count("finished before") == 2
+    assert multitask.main(["--resume", str(parent)]) == 0
+    assert capsys.readouterr().out.count("finished before") == 2
     assert {path: path.read_bytes() for path in parent.rglob("*.pt")} == before
     assert roles_of(parent / "catch") == roles_of(parent / "memory") == []
 
@@ -226,7 +234,7 @@ def test_a_task_without_instructions_learns_beside_those_of_its_suite(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_between_two_runs_is_not_lost(tmp_path, monkeypatch, capsys, number):
+def test_a_signal_between_two_runs_is_not_lost(tmp_path, monkeypatch, capsys, signals, number):
     """It comes as the first run has just ended well: the second is not started."""
     begun = []
 
@@ -236,28 +244,23 @@ def test_a_signal_between_two_runs_is_not_lost(tmp_path, monkeypatch, capsys, nu
         return 0
 
     monkeypatch.setattr(series, "start", start)
-    before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        parent, baselines = series.new_series("toy", None, [], tmp_path / "x", "all", 100)
-        assert series.run_series(parent, baselines, [], is_default=False) == 128 + number
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+    parent, baselines = series.new_series("toy", None, [], tmp_path / "x", "all", 100)
+    assert series.run_series(parent, baselines, [], is_default=False) == 128 + number
     assert begun == ["catch"]
     assert f"--resume {parent}" in capsys.readouterr().out
+    # What a resume changes is kept for all, also for those that it did not come to.
+    baselines = series.resumed_series(parent, None, [], None, 200)
+    assert [one.state for one in baselines] == ["new"] * 4
+    assert series.run_series(parent, baselines, [], is_default=False) == 128 + number
+    assert [read_run(parent / one.task).config.total_frames for one in baselines] == [200] * 4
 
 
-def test_a_default_folder_taken_in_the_same_second_gets_a_number(tmp_path, monkeypatch):
+def test_a_default_folder_taken_in_the_same_second_gets_a_number(tmp_path, monkeypatch, signals):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(series, "start", lambda run_dir, *_: run_dir.mkdir(parents=True, exist_ok=True) or 0)
-    before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for _ in range(2):
-            _, baselines = series.new_series("toy", None, [], None, "catch", 100)
-            assert series.run_series(Path("runs/toy-single-1"), baselines, [], is_default=True) == 0
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+    for _ in range(2):
+        _, baselines = series.new_series("toy", None, [], None, "catch", 100)
+        assert series.run_series(Path("runs/toy-single-1"), baselines, [], is_default=True) == 0
     assert sorted(path.name for path in Path("runs").iterdir()) == ["toy-single-1", "toy-single-1-2"]
     for folder in Path("runs").iterdir():
         assert series.is_series(folder) and read_run(folder / "catch").config.total_frames == 100
