@@ -44,7 +44,7 @@ def task_gradients(
     """Gradients of the learner's summed loss, unclipped, task by task. Parameters, `.grad` and generators stay as they are.
 
     Columns do not see each other, so a task's part of the gradient is that of its columns alone. All k passes over parts of
-    the batch cost about two updates; k backward passes over the whole batch cost up to one update each.
+    the batch cost one or two updates; k backward passes over the whole batch cost about two thirds of one each.
 
     Args:
         batch: as of Learner.update.

@@ -4,6 +4,7 @@ examples:
   python launch/multitask.py --suite toy
   python launch/multitask.py --suite atari57 --tasks pong,breakout --total-frames 20000000
   python launch/multitask.py --suite my_suite.yaml optimiser.learning_rate=1e-3 actor.num_envs=16
+  python launch/multitask.py --suite toy --single-task all --frames-per-task 50000
   python launch/multitask.py --resume runs/toy-20260101-120000
 """
 
@@ -18,29 +19,17 @@ if __name__ == "__main__":  # before the slow imports: an interrupt while they l
 
 import argparse
 import json
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from agent import checkpoint
-from agent.network import NetworkSpec
-from launch.checks import check_machine, megabytes, shared_bytes
-from launch.config import RunFiles, load_config, override_config, read_run, suite_of, write_run
-from launch.display import Display
-from launch.plan import Plan, describe, make_plan, network_spec
-from launch.process import hold
-from launch.supervisor import Supervisor
+from launch import series
+from launch.checks import check_machine, shared_bytes
+from launch.plan import describe, make_plan
+from launch.start import claim, new_run, resumed_run, start
 from launch.training import choose_device
-from tasks.environment import check_suite, suite_spaces
-
-# Settings that a resumed run keeps: with others it is another run, and its records would be of two kinds.
-FIXED_ON_RESUME = (
-    *("seed", "network", "environment.atari_protocol", "environment.action_repeat", "loss.time_limit"),
-    *(f"environment.dmlab.{key}" for key in ("width", "height", "action_set", "episode_end", "dummy_dataset", "engine")),
-)
-LOCK = "lock"
+from tasks.environment import check_suite
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,8 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
         overrides = settings(options)
+        is_series = options.single_task is not None or series.is_series(options.resume)
+        frames = frames_per_task(options, overrides, is_series)
+        if is_series:
+            return train_series(options, overrides, frames)
         if options.resume is None:
-            run_dir, run = new_run(options, overrides)
+            run_dir, run = new_run(options.suite, options.config, overrides, options.run_dir, frames)
         else:
             run_dir, run = options.resume, resumed_run(options.resume, options.suite, overrides)
         plan = make_plan(run)
@@ -65,10 +58,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     with lock:
         try:
-            return start(run_dir, run, plan, options.resume is not None, overrides)
+            code = start(run_dir, run, plan, options.resume is not None, overrides, [])
         except OSError as error:
             print(f"multitask: {error}", file=sys.stderr)
             return 1
+    if code == 0:
+        print(f"done: python eval/score.py {run_dir}")
+    elif checkpoint.exists(run_dir):
+        print(f"continue with: python launch/multitask.py --resume {run_dir}")
+    return code
+
+
+def train_series(options: argparse.Namespace, overrides: list[str], frames: int | None) -> int:
+    """The command with --single-task, or with --resume of what that has begun.
+
+    Raises:
+        ValueError, OSError: refused before anything started.
+    """
+    if options.resume is None:
+        assert frames is not None
+        parent, baselines = series.new_series(
+            options.suite, options.config, overrides, options.run_dir, options.single_task, frames
+        )
+    else:
+        parent = options.resume
+        baselines = series.resumed_series(parent, options.suite, overrides, options.single_task, frames)
+    if options.dry_run:
+        print(json.dumps(series.describe_series(parent, baselines), indent=2, ensure_ascii=False))
+        return 0
+    return series.run_series(parent, baselines, overrides, is_default=options.resume is None and options.run_dir is None)
 
 
 class Once(argparse.Action):
@@ -94,6 +112,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", action=Once, type=Path, metavar="DIR", help="default: runs/SUITE-TIME")
     parser.add_argument("--resume", action=Once, type=Path, metavar="RUN", help="continue a run from its newest checkpoint")
     parser.add_argument("--total-frames", action=Once, metavar="N", help="environment frames to train on")
+    parser.add_argument("--frames-per-task", action=Once, metavar="N", help="total frames = N times the number of tasks")
+    parser.add_argument(
+        "--single-task", action=Once, metavar="all|A,B", help="a run of its own per task, one after another, as baselines"
+    )
     parser.add_argument("--seed", action=Once, metavar="N", help="0 to 2^63-1")
     parser.add_argument("--dry-run", action="store_true", help="print configuration and plan as JSON, start nothing")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="any setting, such as loss.entropy_cost=0.02")
@@ -124,6 +146,35 @@ def settings(options: argparse.Namespace) -> list[str]:
     return [*flags, *options.settings]
 
 
+def frames_per_task(options: argparse.Namespace, overrides: list[str], is_series: bool) -> int | None:
+    """The number of --frames-per-task, if it is given.
+
+    Raises:
+        ValueError: it is no whole number of at least 1, is needed and missing, or contradicts another setting.
+    """
+    keys = {text.partition("=")[0] for text in overrides}
+    if is_series and "tasks" in keys:
+        raise ValueError(
+            "--single-task names the tasks that get a run of their own: leave out --tasks; for the baselines of a run of "
+            "some tasks only, put `tasks: [a, b]` into a file for --config"
+        )
+    if is_series and "total_frames" in keys:
+        raise ValueError("total_frames is the same as the frames per task in a series of single tasks: use --frames-per-task")
+    text = options.frames_per_task
+    if text is None:
+        if is_series and options.resume is None:
+            raise ValueError("--single-task needs --frames-per-task N: as many as the run to compare with has for each task")
+        return None
+    if "total_frames" in keys:
+        raise ValueError(f"--frames-per-task {text} and total_frames set the same thing: leave one of them out")
+    if options.resume is not None and not is_series:
+        raise ValueError("--frames-per-task is for a new run or a series: to change the end of this run use --total-frames")
+    number = whole(text)
+    if not number.isdecimal() or int(number) < 1:
+        raise ValueError(f"--frames-per-task {text} is no whole number of at least 1: write --frames-per-task 1000000")
+    return int(number)
+
+
 def whole(text: str) -> str:
     """`1e9` as `1000000000`; anything else as it is, for the configuration to judge."""
     try:
@@ -131,104 +182,6 @@ def whole(text: str) -> str:
     except ValueError:
         return text
     return str(int(number)) if "e" in text.lower() and number.is_integer() else text
-
-
-def new_run(options: argparse.Namespace, overrides: list[str]) -> tuple[Path, RunFiles]:
-    """Folder and files of a new run; nothing is written yet.
-
-    Raises:
-        ValueError, OSError: one sentence that names the key, the value and the remedy.
-    """
-    config = load_config(options.suite, options.config, overrides)
-    suite = suite_of(config)
-    run_dir = options.run_dir or Path("runs") / f"{suite.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if run_dir.exists() and not run_dir.is_dir():
-        raise ValueError(f"--run-dir {run_dir} is a file: choose another")
-    if run_dir.exists() and any(run_dir.iterdir()):
-        raise ValueError(f"--run-dir {run_dir} exists and is not empty: choose another, or continue it with --resume {run_dir}")
-    spaces = suite_spaces(suite, config.environment)
-    return run_dir, RunFiles(config, suite, network_spec(config, suite, spaces), spaces.frames_per_step)
-
-
-def resumed_run(run_dir: Path, suite_name: str | None, overrides: list[str]) -> RunFiles:
-    """Files of a run to be continued, from its newest checkpoint or, if it has none yet, from its start.
-
-    Raises:
-        ValueError, OSError: one sentence; the run is as it was.
-    """
-    run = read_run(run_dir)
-    overrides = overrides + ([f"suite={suite_name}"] if suite_name is not None else [])
-    config = override_config(run.config, overrides, FIXED_ON_RESUME)
-    changed = any(getattr(config, key) != getattr(run.config, key) for key in ("suite", "tasks", "score_table"))
-    suite = suite_of(config) if changed else run.suite
-    spaces = suite_spaces(suite, config.environment)
-    content = checkpoint.load(run_dir) if checkpoint.exists(run_dir) else None
-    frames = content["counters"]["frames"] if content else 0
-    if config.total_frames < min(frames, run.config.total_frames):
-        raise ValueError(f"total_frames={config.total_frames} is less than the {frames} frames that the run has already")
-    # Sizes come from the checkpoint: a cut task list may have fewer actions, the network keeps its width.
-    saved = NetworkSpec.from_dict(content["network"]) if content else run.network
-    added = sorted(set(suite.task_names) - set(saved.legal_actions))
-    if added:
-        raise ValueError(
-            f"tasks: {', '.join(added)} is new to this run: a resume may cut or reorder tasks, not add any; start a new run"
-        )
-    actions = dict(zip(suite.task_names, spaces.num_actions, strict=True))
-    seen = (spaces.frame_shape, spaces.frame_dtype, spaces.instruction_length, actions)
-    known = {name: saved.legal_actions[name] for name in suite.task_names}
-    if seen != (saved.frame_shape, saved.frame_dtype, saved.instruction_length, known):
-        raise ValueError(
-            f"the environments have changed: the run's network reads frames {saved.frame_shape} {saved.frame_dtype}, "
-            f"{saved.instruction_length} words and has actions {known}, the environments have {seen}; start a new run"
-        )
-    return RunFiles(config, suite, replace(saved, legal_actions=actions), spaces.frames_per_step)
-
-
-def claim(run_dir: Path, is_default: bool) -> tuple[Path, IO[str]]:
-    """Make the folder and hold its lock, so that no other process works on it; a default name that was taken in the same
-    second gets a number.
-
-    Raises:
-        ValueError: another process works on it.
-    """
-    path, number = run_dir, 1
-    while is_default:
-        try:
-            path.mkdir(parents=True)
-            break
-        except FileExistsError:
-            number += 1
-            path = run_dir.with_name(f"{run_dir.name}-{number}")
-    path.mkdir(parents=True, exist_ok=True)
-    return path, hold(path / LOCK)
-
-
-def start(run_dir: Path, run: RunFiles, plan: Plan, resume: bool, overrides: list[str]) -> int:
-    """Make the folder and run to the end."""
-    for folder in ("logs", "checkpoints", *(["unrolls"] if run.config.debug.dump_unrolls else [])):
-        (run_dir / folder).mkdir(parents=True, exist_ok=True)
-    write_run(run_dir, run)
-    config = run.config
-    envs = sum(actor.num_envs for actor in plan.actors)
-    print(
-        f"{'resuming' if resume else 'run'} {run_dir}: suite {run.suite.name}, {len(plan.task_names)} tasks, "
-        f"{len(plan.actors)} actors with {envs} environments, {config.total_frames:,} frames, seed {config.seed}, "
-        f"{megabytes(shared_bytes(plan))} shared memory"
-    )
-    for note in plan.notes:
-        print(f"note: {note}")
-    sys.stdout.flush()
-    supervisor = Supervisor(run_dir, run, plan, resume, overrides)
-    display = Display(run_dir, config.total_frames)
-    try:
-        code = supervisor.run(display.update)
-    finally:
-        display.close()
-    if code == 0:
-        print(f"done: python eval/score.py {run_dir}")
-    elif (run_dir / "checkpoints" / checkpoint.LATEST).exists():
-        print(f"continue with: python launch/multitask.py --resume {run_dir}")
-    return code
 
 
 if __name__ == "__main__":

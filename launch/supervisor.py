@@ -52,11 +52,15 @@ class Supervisor:
         run, plan: of the run.
         resume: the learner continues from the newest checkpoint.
         overrides: settings changed on this start, for the log.
+        interrupts: signals received so far; those of this run are added. The caller's, because one that comes as the run
+            ends must still end whatever the caller would start next.
     """
 
-    def __init__(self, run_dir: Path, run: RunFiles, plan: Plan, resume: bool, overrides: list[str]) -> None:
+    def __init__(
+        self, run_dir: Path, run: RunFiles, plan: Plan, resume: bool, overrides: list[str], interrupts: list[int]
+    ) -> None:
         self.run_dir, self.settings, self.plan, self.resume = run_dir, run.config.supervisor, plan, resume
-        self._interrupts: list[int] = []
+        self._interrupts = interrupts
         self._learner: subprocess.Popen[bytes] | None = None
         self._actors: list[Child] = []
         self._generation = sum(1 for _ in read_lines(run_dir / RESTARTS))

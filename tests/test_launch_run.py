@@ -17,8 +17,8 @@ import runs
 from agent import checkpoint
 from agent.network import Network, NetworkSpec
 from launch.config import read_run
-from launch.multitask import claim
 from launch.process import PREFIX, InUseError, memory_root
+from launch.start import claim
 from runs import QUICK, assert_nothing_left, lines, pids, roles_of, send, started, updates, wait_for
 
 SECRET = "hunter2-not-on-disk"
