@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from functools import cache
 from importlib.metadata import version
@@ -44,11 +45,12 @@ def names(module: str) -> list[str]:
 @cache
 def results(module: str) -> dict[str, str | None]:
     """What each row of a module said: None where it held, else why not."""
-    process = child(*(f"{module}.{name}" for name in names(module)))
-    try:
-        out, errors = process.communicate(timeout=1800 if IS_REAL else 60)
-    finally:
-        process.kill()
+    with tempfile.TemporaryDirectory() as folder:  # engines that die leave their files
+        process = child(*(f"{module}.{name}" for name in names(module)), TMPDIR=folder)
+        try:
+            out, errors = process.communicate(timeout=1800 if IS_REAL else 120)
+        finally:
+            process.kill()
     said: dict[str, str | None] = {}
     for line in out.splitlines():
         if line.startswith("ROW "):
@@ -69,8 +71,8 @@ def test_standin(row):
 
 
 @standin_only
-def test_a_hang_holds_on_until_it_is_killed():
-    with child("dmlab_standin_rows.hangs", DMLAB_STANDIN_FAULT="hang@reset:1") as process:
+def test_a_hang_holds_on_until_it_is_killed(tmp_path):
+    with child("dmlab_standin_rows.hangs", DMLAB_STANDIN_FAULT="hang@reset:1", TMPDIR=str(tmp_path)) as process:
         try:
             assert "hang@reset:1" in process.stderr.readline()
             late = time.monotonic() + 20
