@@ -124,7 +124,7 @@ ENTRYPOINT ["/usr/bin/tini", "--", "/opt/multitask/docker/entry.sh"]
 
 # --- the tests, against the module of this image ----------------------------------------------------------------------
 FROM runtime AS test
-USER root
+USER 0:0
 WORKDIR /opt/multitask
 COPY . .
 RUN pip install --no-cache-dir --no-build-isolation -c docker/requirements.txt -e '.[dev]' \
