@@ -1,6 +1,6 @@
 """Run within the container, where a training run is going on: kill its actors, leave orphans, count what is not reaped.
 
-  podman exec -i NAME python - RUN_DIR KILLS < tests/docker/inside.py      RUN_DIR - = only the orphans
+podman exec -i NAME python - RUN_DIR KILLS < tests/docker/inside.py      RUN_DIR - = only the orphans
 """
 
 import json

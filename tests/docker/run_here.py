@@ -1,6 +1,6 @@
 """Tries an image under podman with its real entry point: commands, docker stop, resume, health, zombies. By hand.
 
-  python tests/docker/run_here.py IMAGE
+python tests/docker/run_here.py IMAGE
 """
 
 import json
@@ -94,7 +94,9 @@ def try_run(image: str) -> None:
           "supervisor.max_start_failures=1000")  # fmt: skip
     wait_for(lambda: updates(run_dir))
     health = podman("healthcheck", "run", NAME)
-    check("healthy", health.returncode == 0, podman("exec", NAME, "python", "/opt/multitask/docker/healthcheck.py").stdout.strip())
+    check(
+        "healthy", health.returncode == 0, podman("exec", NAME, "python", "/opt/multitask/docker/healthcheck.py").stdout.strip()
+    )
     done = podman("exec", "-i", NAME, "python", "-", "/data/runs/try", str(KILLS), given=INSIDE)
     check("actors were killed", done.returncode == 0, done.stderr[-300:])
     found = json.loads(done.stdout)
