@@ -21,6 +21,7 @@ setup(
         "tensorboard>=2.19,<3",
         "rich>=13,<16",
         "psutil>=6,<8",
+        "packaging>=24",
     ],
     extras_require={
         "atari": ATARI,

@@ -126,10 +126,12 @@ class HalfGroup:
             self._refuse("rewards", seen_reward, part)
             self._refuse("observations", observation["frame"], part)
             self._see(part, observation)
-            rows["reward"][t, part] = np.where(self._ended[part], 0, seen_reward)
+            lost = info.get("lost", False)  # the game broke off: this row is the first of another
+            rows["first"][t, part] |= lost
+            rows["reward"][t, part] = np.where(rows["first"][t, part], 0, seen_reward)
             rows["terminated"][t, part], rows["truncated"][t, part] = terminated, truncated
             rows["frames"][t, part] = info["frames"]
-            self._count(part, reward, info["frames"], info["reset"])
+            self._count(part, reward, info["frames"], info["reset"], lost)
         self._ended = rows["terminated"][t] | rows["truncated"][t]
 
     def next_unroll(self, version: int, core_state: np.ndarray) -> None:
@@ -145,12 +147,13 @@ class HalfGroup:
         if "instruction" in self.rows:
             self.rows["instruction"][self.t, part] = observation["instruction"]
 
-    def _count(self, part: slice, reward: np.ndarray, frames: np.ndarray, reset: np.ndarray) -> None:
-        """Returns and lengths are those of whole games, raw: a lost life does not split them."""
+    def _count(self, part: slice, reward: np.ndarray, frames: np.ndarray, reset: np.ndarray, lost: np.ndarray | bool) -> None:
+        """Returns and lengths are those of whole games, raw: a lost life does not split them, a lost game does not count."""
         rows, t = self.rows, self.t
-        rows["episode_return"][t, part] = np.where(reset, self._return[part], np.nan)
-        rows["episode_frames"][t, part] = np.where(reset, self._frames[part], 0)
-        rows["episode_steps"][t, part] = np.where(reset, self._steps[part], 0)
+        whole = reset & ~np.asarray(lost)
+        rows["episode_return"][t, part] = np.where(whole, self._return[part], np.nan)
+        rows["episode_frames"][t, part] = np.where(whole, self._frames[part], 0)
+        rows["episode_steps"][t, part] = np.where(whole, self._steps[part], 0)
         self._return[part] = np.where(reset, 0, self._return[part] + reward)
         self._frames[part] = np.where(reset, 0, self._frames[part] + frames)
         self._steps[part] = np.where(reset, 0, self._steps[part] + 1)

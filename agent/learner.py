@@ -25,6 +25,9 @@ class LearnerSettings:
         balance: actors = unrolls are taken in turn as they come, so tasks whose actors are faster feed more; frames = the task
             with the fewest frames first, and none may lead the last by more than two batches.
         wait_seconds: the run ends with an error when no batch comes for so long.
+        conflict_every: updates between two measurements of the tasks' gradients on the shared parameters, their norms and
+            the cosines between them, at least; 0 = never.
+        conflict_cost_percent: of the learner's time at work that these measurements may take; they wait until they fit.
     """
 
     batch_size: int = field(default=32, metadata={"min": 1})
@@ -32,6 +35,8 @@ class LearnerSettings:
     threads: int = field(default=1, metadata={"min": 1})
     balance: Literal["actors", "frames"] = "actors"
     wait_seconds: float = field(default=900.0, metadata={"min": 1})
+    conflict_every: int = field(default=50, metadata={"min": 0})
+    conflict_cost_percent: float = field(default=2.0, metadata={"min": 0, "max": 100})
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ Done: the action and the behaviour policy's log-probabilities.
   pair (last, first) is no transition. It has weight 0 in every loss and discount 0 in V-trace.
 - On a `first` row the recurrent state is zeroed before the row is read, the reward is 0 and `last_action` is -1 ("none yet").
 - A life lost in Atari ends the episode for the learner only: the next row is `first` with frames > 0, and the game goes on.
+- A game lost in its middle, as its engine died, has no last row: the next row is `first`, with no statistics.
 - Game statistics (`episode_*`) stand on the row on which the *next* game starts; everywhere else `episode_return` is NaN.
 """
 
@@ -130,5 +131,14 @@ def transition_mask(first: torch.Tensor) -> torch.Tensor:
     return ~first[1:]
 
 
+def take_columns(batch: Batch, columns: torch.Tensor) -> Batch:
+    """The batch cut to some of its B columns, int64 [n]; a copy."""
+    return {name: tensor.index_select(0 if name in PER_UNROLL else 1, columns) for name, tensor in batch.items()}
+
+
 def _aligned(size: int) -> int:
     return -(-size // 64) * 64
+
+
+# Fields with one value per unroll, [B, ...]; all others have one per row, [T+1, B, ...].
+PER_UNROLL = frozenset(name for name, field in UnrollSpec(1, (1, 1, 1), "uint8", 1, 1, 1).fields().items() if not field.per_row)

@@ -49,15 +49,16 @@ class Stages:
     Args:
         run, plan: what is measured.
         folder: for mapped files.
+        environments: measure them too; engines that are processes work on all cores at once.
     """
 
-    def __init__(self, run: RunFiles, plan: Plan, folder: Path) -> None:
+    def __init__(self, run: RunFiles, plan: Plan, folder: Path, environments: bool = True) -> None:
         torch.set_num_threads(1)
         torch.set_flush_denormal(True)
         rng = np.random.default_rng(0)
         learner = run.config.learner
         first = {group.task: group for actor in reversed(plan.actors) for group in groups(actor)}
-        self._environments = [_environment(run, task, group.count) for task, group in first.items()]
+        self._environments = [_environment(run, task, group.count) for task, group in first.items() if environments]
         self._rng = rng
         self._num_steps = learner.batch_size * run.config.actor.unroll_length
         network = Network(plan.network)
@@ -78,8 +79,9 @@ class Stages:
 
     def measure(self, seconds: float) -> dict[str, float]:
         """Stage -> seconds per agent step, each measured for about `seconds`."""
+        environments = [self._environment_cost(e, seconds) for e in self._environments]
         return {
-            "environment": statistics.mean(self._environment_cost(e, seconds) for e in self._environments),
+            **({"environment": statistics.mean(environments)} if environments else {}),
             "inference": time_of(self._infer, seconds) / self._num_envs,
             "learner": time_of(self._update, seconds) / self._num_steps,
             "transport": time_of(self._transport, seconds) / self._num_steps,

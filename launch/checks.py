@@ -19,18 +19,19 @@ RECORDS_BYTES = 100 * 2**20
 def shared_bytes(plan: Plan) -> int:
     """Bytes of all mapped files of a run."""
     count = num_parameters(Network(plan.network))
-    return len(plan.actors) * plan.ring_bytes() + board_bytes(count) + status_bytes(len(plan.actors))
+    return len(plan.actors) * plan.ring_bytes() + board_bytes(count) + status_bytes(len(plan.actors), len(plan.task_names))
 
 
 def check_machine(config: Config, plan: Plan, run_dir: Path) -> None:
     """Raise ValueError for the first thing that this machine lacks."""
     remove_stale_folders()
-    _check_memory(shared_bytes(plan), len(plan.actors))
-    _check_disk(config, plan, run_dir)
-    _check_descriptors(len(plan.actors), config.actor.num_envs)
+    check_memory(shared_bytes(plan), len(plan.actors))
+    check_disk(config, plan, run_dir)
+    check_descriptors(len(plan.actors), config.actor.num_envs)
 
 
-def _check_memory(needed: int, num_actors: int) -> None:
+def check_memory(needed: int, num_actors: int) -> None:
+    """ValueError if the shared memory is too small for `needed` bytes."""
     root = memory_root()
     free = shutil.disk_usage(root).free
     if needed > free:
@@ -40,7 +41,8 @@ def _check_memory(needed: int, num_actors: int) -> None:
         )
 
 
-def _check_disk(config: Config, plan: Plan, run_dir: Path) -> None:
+def check_disk(config: Config, plan: Plan, run_dir: Path) -> None:
+    """ValueError if the run folder cannot be made, or has no room for checkpoints and records."""
     folder = run_dir
     while not folder.exists():
         folder = folder.parent
@@ -54,7 +56,8 @@ def _check_disk(config: Config, plan: Plan, run_dir: Path) -> None:
         raise ValueError(f"{folder} has {megabytes(free)} free, the run needs {megabytes(needed)}: free some or use --run-dir")
 
 
-def _check_descriptors(num_actors: int, num_envs: int) -> None:
+def check_descriptors(num_actors: int, num_envs: int) -> None:
+    """ValueError if a process may open too few files; the soft limit is raised where it may be."""
     # An actor's environments may be processes, two pipes each; the supervisor holds a few per actor.
     needed = 128 + 4 * max(num_actors, num_envs)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

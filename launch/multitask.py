@@ -36,7 +36,10 @@ from launch.training import choose_device
 from tasks.environment import check_suite, suite_spaces
 
 # Settings that a resumed run keeps: with others it is another run, and its records would be of two kinds.
-FIXED_ON_RESUME = ("seed", "network", "environment.atari_protocol", "environment.action_repeat", "loss.time_limit")
+FIXED_ON_RESUME = (
+    *("seed", "network", "environment.atari_protocol", "environment.action_repeat", "loss.time_limit"),
+    *(f"environment.dmlab.{key}" for key in ("width", "height", "action_set", "episode_end", "dummy_dataset", "engine")),
+)
 LOCK = "lock"
 
 

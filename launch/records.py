@@ -185,7 +185,7 @@ class TensorBoard:
 def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     """Finite numbers of a nested record: `tasks.pong.return_mean` becomes the tag `return_mean/pong`."""
     for key, value in record.items():
-        if key == "tasks":
+        if key == "tasks" and isinstance(value, Mapping):
             for task, numbers in value.items():
                 yield from ((f"{name}/{task}", number) for name, number in scalars(numbers))
         elif isinstance(value, Mapping):

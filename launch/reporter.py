@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import psutil
 
+from agent.conflict import Conflict
 from agent.diagnostics import SUMS, summarise
 from agent.learner import Counters
 from launch.records import TaskRecords
 from launch.status import FIELDS, STAGES, Status
+from tasks.contract import ENGINE_COUNTS
 from tasks.suite import Suite
 
 
@@ -22,10 +24,12 @@ class Reporter:
         records: counts and returns per task.
         status: stage times of the actors.
         counters: the learner's.
+        conflict: measurements of the tasks' gradients.
     """
 
-    def __init__(self, suite: Suite, records: TaskRecords, status: Status, counters: Counters) -> None:
+    def __init__(self, suite: Suite, records: TaskRecords, status: Status, counters: Counters, conflict: Conflict) -> None:
         self._suite, self._records, self._status, self._counters = suite, records, status, counters
+        self._conflict = conflict
         self._scored = {
             task.name: task.random_score is not None and task.random_score != task.human_score for task in suite.tasks
         }
@@ -98,8 +102,11 @@ class Reporter:
         if self._losses:
             record["loss"] = float(np.mean(self._losses))
             record["gradient_norm"] = float(np.mean(self._norms))
+        if cosines := self._conflict.record():
+            record["gradient_cosines"] = cosines
         record["memory_bytes"] = self._memory()
-        record["tasks"] = {name: self._task(i, seconds) for i, name in enumerate(self._suite.task_names)}
+        engines = self._status.engine_totals() if self._suite.adapter == "dmlab" else None
+        record["tasks"] = {name: self._task(i, seconds, engines) for i, name in enumerate(self._suite.task_names)}
         normalised = [task["normalised_percent"] for task in record["tasks"].values() if "normalised_percent" in task]
         if len(normalised) == len(self._suite.tasks):
             record["mean_normalised_percent"] = float(np.mean(normalised))
@@ -122,7 +129,7 @@ class Reporter:
         actors = {f"actor_{index}": int(count) for index, count in enumerate(rss[1:])}
         return {"learner": psutil.Process().memory_info().rss, **actors}
 
-    def _task(self, index: int, seconds: float) -> dict[str, Any]:
+    def _task(self, index: int, seconds: float, engines: np.ndarray | None) -> dict[str, Any]:
         records, name = self._records, self._suite.task_names[index]
         frames = int(records.frames[index])
         numbers: dict[str, Any] = {
@@ -133,6 +140,11 @@ class Reporter:
             "share": frames / max(1, int(records.frames.sum())),
             **summarise(self._sums[index]),
         }
+        if engines is not None:
+            counts = zip(ENGINE_COUNTS, engines[index].tolist(), strict=True)
+            numbers |= {key: count if key.endswith("seconds") else int(count) for key, count in counts}
+        if (norm := self._conflict.norm(index)) is not None:
+            numbers["gradient_norm"] = norm
         recent = records.recent[index]
         if recent:
             numbers["return_mean"] = float(np.mean(recent))

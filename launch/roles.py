@@ -22,6 +22,7 @@ from launch.plan import environment_seeds, make_plan, probe_seed
 from launch.process import EXIT_REFUSED, follow_parent, on_stop_request
 from launch.status import Status
 from launch.training import LEARNER_ROW, Training
+from tasks.contract import TaskVectorEnv
 from tasks.environment import make_vector_env, probe
 
 
@@ -36,7 +37,7 @@ def learner(run_dir: Path, memory: Path, resume: bool) -> int:
     np.random.seed(config.seed % 2**32)
     random.seed(config.seed)
     plan = make_plan(run)
-    status = Status(memory / "status", len(plan.actors))
+    status = Status(memory / "status", len(plan.actors), len(plan.task_names))
     status.beat(LEARNER_ROW)
     rings = [Ring(memory / f"ring-{actor.index}", plan.unroll, plan.slots) for actor in plan.actors]
     board = Board(memory / "board", num_parameters(Network(plan.network)))
@@ -59,7 +60,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
     plan = make_plan(run)
     me = plan.actors[index]
     row = LEARNER_ROW + 1 + index
-    status = Status(memory / "status", len(plan.actors))
+    status = Status(memory / "status", len(plan.actors), len(plan.task_names))
     status.beat(row)
     status.write(row, generation=generation)
     ring = Ring(memory / f"ring-{index}", plan.unroll, plan.slots)
@@ -75,6 +76,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
     board = Board(memory / "board", num_parameters(network))
     rng = np.random.default_rng([config.seed, generation, index])
     halves = []
+    counted: list[tuple[TaskVectorEnv, np.ndarray]] = []
     for groups in me.halves:
         members = []
         for group in groups:
@@ -83,6 +85,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
                 suite, suite.tasks[group.task], group.count, config.environment, seeds, spaces=plan.spaces()
             )
             members.append(Member(group.task, environment))
+            counted.append((environment, status.engines(index, group.task)))
             status.beat(row)
         halves.append(HalfGroup(members, network, plan.unroll, index, groups[0].first, rng))
     player = Actor(
@@ -95,6 +98,8 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
         ring.write(rows, column)
         if column == 0:
             status.write(row, steps=player.steps, **player.seconds)
+            for environment, counts in counted:
+                counts += environment.new_counts()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Signs of life and stage times of all processes, in one mapped file: each process writes its own row, everybody reads."""
+"""Signs of life, stage times and counts of engines, in one mapped file: each process writes its own row, everybody reads."""
 
 import os
 import time
@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 
 from agent.transport import mapped
+from tasks.contract import ENGINE_COUNTS
 
 STAGES = ("environment", "inference", "waiting", "transport")
 FIELDS = ("heartbeat", "generation", "steps", "rss_bytes", *STAGES)
@@ -19,15 +20,17 @@ class Status:
 
     Args:
         path: of the mapped file.
-        num_actors: rows - 1.
+        num_actors, num_tasks: rows - 1, and tasks of the run.
         create: make the file (the supervisor does), or open it.
     """
 
-    def __init__(self, path: Path, num_actors: int, create: bool = False) -> None:
+    def __init__(self, path: Path, num_actors: int, num_tasks: int, create: bool = False) -> None:
         make = mapped.create if create else mapped.attach
-        numbers = make(path, status_bytes(num_actors)).view(np.float64)
+        numbers = make(path, status_bytes(num_actors, num_tasks)).view(np.float64)
         self._header = numbers[:_HEADER]
-        self._rows = numbers[_HEADER:].reshape(num_actors + 1, len(FIELDS))
+        rows = (num_actors + 1) * len(FIELDS)
+        self._rows = numbers[_HEADER : _HEADER + rows].reshape(num_actors + 1, len(FIELDS))
+        self._engines = numbers[_HEADER + rows :].reshape(num_actors, num_tasks, len(ENGINE_COUNTS))
         self._process = psutil.Process(os.getpid())
 
     @property
@@ -53,6 +56,14 @@ class Status:
             self._rows[row, FIELDS.index(name)] = value
         self._rows[row, FIELDS.index("rss_bytes")] = self._process.memory_info().rss
 
+    def engines(self, actor: int, task: int) -> np.ndarray:
+        """Counts of an actor's engines of one task [len(ENGINE_COUNTS)], to be written in place; they outlive the actor."""
+        return self._engines[actor, task]
+
+    def engine_totals(self) -> np.ndarray:
+        """Counts of all actors' engines, [tasks, len(ENGINE_COUNTS)]."""
+        return self._engines.sum(0)
+
     def clear(self, row: int) -> None:
         """Before a process starts anew."""
         self._rows[row] = 0
@@ -62,6 +73,6 @@ class Status:
         return self._rows.copy()
 
 
-def status_bytes(num_actors: int) -> int:
+def status_bytes(num_actors: int, num_tasks: int) -> int:
     """Bytes of the mapped file."""
-    return 8 * (_HEADER + (num_actors + 1) * len(FIELDS))
+    return 8 * (_HEADER + (num_actors + 1) * len(FIELDS) + num_actors * num_tasks * len(ENGINE_COUNTS))

@@ -160,7 +160,7 @@ class Supervisor:
 
     def _make_memory(self) -> None:
         self._began = time.monotonic()
-        self._status = Status(self.memory / "status", len(self.plan.actors), create=True)
+        self._status = Status(self.memory / "status", len(self.plan.actors), len(self.plan.task_names), create=True)
         Board(self.memory / "board", num_parameters(Network(self.plan.network)), create=True)
         self._rings = [
             Ring(self.memory / f"ring-{actor.index}", self.plan.unroll, self.plan.slots, create=True)

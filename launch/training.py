@@ -9,6 +9,7 @@ import torch
 
 from agent import checkpoint
 from agent.batching import Batcher, HostBatch, RingReader, to_device
+from agent.conflict import Conflict
 from agent.learner import Counters, Learner, NonFiniteError
 from agent.network import Network
 from agent.transport.board import Board
@@ -53,6 +54,8 @@ class Training:
         self.device = choose_device(config.learner.device)
         self.learner = Learner(Network(plan.network).to(self.device), config.loss, config.optimiser, config.total_frames)
         self.records = TaskRecords(suite.task_names, config.log.mean_over_episodes)
+        limits = config.learner
+        self.conflict = Conflict(suite.task_names, limits.conflict_every, limits.conflict_cost_percent, config.seed)
         if resume and checkpoint.exists(run_dir):
             self._restore(checkpoint.load(run_dir, self.device))
         counters = self.learner.counters
@@ -63,7 +66,7 @@ class Training:
         self.tensorboard = (
             TensorBoard(run_dir / "tensorboard", counters.frames, counters.seconds) if config.log.tensorboard else None
         )
-        self.reporter = Reporter(suite, self.records, status, counters)
+        self.reporter = Reporter(suite, self.records, status, counters, self.conflict)
         batch_frames = config.learner.batch_size * config.actor.unroll_length * plan.frames_per_step
         reader = RingReader(
             rings,
@@ -127,13 +130,18 @@ class Training:
     def _step(self, batch: HostBatch, began: float) -> None:
         counters = self.learner.counters
         version = counters.updates
-        result = self.learner.update(to_device(batch, self.device), batch.arrays["task"].tolist())
+        data, tasks = to_device(batch, self.device), batch.arrays["task"].tolist()
+        if self.conflict.due(version):
+            self.conflict.measure(self.learner.network, data, tasks, self.config.loss, version)
+        result = self.learner.update(data, tasks)
         self.board.publish(self.learner.network, counters.updates, counters.frames)
         self._clock()
         games = self.records.add(batch.arrays, counters.frames, counters.seconds)
         counters.episodes += len(games)
         self.episodes.write_all(games)
-        self.reporter.add(batch.arrays, result, version, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        self.conflict.worked(seconds)
+        self.reporter.add(batch.arrays, result, version, seconds)
         self.batcher.release(batch)
 
     def _log(self) -> None:
@@ -159,6 +167,7 @@ class Training:
         return {
             "counters": vars(self.learner.counters).copy(),
             "task_counters": self.records.state(),
+            "conflict": self.conflict.state(),
             "network": self.plan.network.to_dict(),
             "parameters": self.learner.network.state_dict(),
             "optimiser": self.learner.optimiser_state(),
@@ -176,6 +185,8 @@ class Training:
         self.learner.load_optimiser_state(checkpoint.match_heads(content["optimiser"], network, dropped))
         self.learner.counters = Counters(**content["counters"])
         self.records.restore(content["task_counters"])
+        if "conflict" in content:  # checkpoints of before it was measured have none
+            self.conflict.restore(content["conflict"])
         checkpoint.restore_generators(content["generators"])
 
 

@@ -23,7 +23,10 @@ Encode = Callable[[Any], np.ndarray]
 
 
 class DmEnvAdapter(gymnasium.Env[Any, Any]):
-    """A dm_env.Environment as a gymnasium.Env with the same observations."""
+    """A dm_env.Environment as a gymnasium.Env with the same observations.
+
+    dm_env has no place for the frames that a step played: an environment that counts them says so in `last_frames`.
+    """
 
     def __init__(self, environment: dm_env.Environment) -> None:
         """Translate the specs; ValueError for one without a counterpart."""
@@ -39,7 +42,8 @@ class DmEnvAdapter(gymnasium.Env[Any, Any]):
         """One step; the discount of the last one tells an end from a cut."""
         step = self._environment.step(action)
         terminated, truncated = step.last() and step.discount == 0, step.last() and step.discount > 0
-        return step.observation, step.reward, terminated, truncated, {}
+        frames = getattr(self._environment, "last_frames", None)
+        return step.observation, step.reward, terminated, truncated, {} if frames is None else {"frames": frames}
 
     def close(self) -> None:
         """Close the environment."""

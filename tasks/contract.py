@@ -11,6 +11,8 @@ Every vector environment of this package keeps these rules (`agent/actor.py` is 
 - `infos["frames"]` int32 [E]: environment frames played by this step, 0 where the row is a reset.
 - `infos["reset"]` bool [E]: the row is the first of a new game. In Atari training under the protocol `impala` a lost
   life raises `terminated` while the game goes on: the next row then has `reset` False, and its action counts.
+- `infos["lost"]` bool [E], only where engines can die (tasks/engine.py): the game before was lost in its middle. The row is
+  also a reset; the step that led to it is no transition, and the lost game is not counted.
 - `reset()` uses the seeds given at construction; `reset(seed=[...])` takes one int per environment instead.
 - `close()` ends threads and environments. An environment lives in the process that built it; nothing forks.
 """
@@ -27,7 +29,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from tasks.dmlab import DmLabSettings
+
 MAX_SEED = 2**31  # engines take seeds in [0, 2^31)
+# Engines that died and were replaced; answers of the level cache, bytes that it moved, seconds spent building maps.
+ENGINE_COUNTS = ("engine_restarts", "cache_hits", "cache_misses", "cache_bytes", "map_building_seconds")
 
 Observations = dict[str, np.ndarray]
 Step = tuple[Observations, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -46,6 +52,7 @@ class EnvironmentSettings:
     threads: C++ threads of one Atari vector environment.
     instruction_length: words of an instruction, longer ones are cut; only suites that have instructions use it.
     probe: play 50 random steps per task at the start and refuse a dead observation.
+    dmlab: of DeepMind Lab.
     """
 
     action_repeat: int = field(default=4, metadata={"min": 1, "max": 100})
@@ -57,6 +64,7 @@ class EnvironmentSettings:
     threads: int = field(default=1, metadata={"min": 1, "max": 256})
     instruction_length: int = field(default=16, metadata={"min": 1, "max": 256})
     probe: bool = True
+    dmlab: DmLabSettings = field(default_factory=DmLabSettings)
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,10 @@ class TaskVectorEnv(VectorEnv[Observations, np.ndarray, np.ndarray], ABC):
         """`step_async` and `step_wait` in one call."""
         self.step_async(actions)
         return self.step_wait()
+
+    def new_counts(self) -> np.ndarray:
+        """Counts since the last call, float64 in the order of ENGINE_COUNTS; zeros where engines are not processes."""
+        return np.zeros(len(ENGINE_COUNTS))
 
     @abstractmethod
     def _start(self, seeds: tuple[int, ...]) -> Observations:

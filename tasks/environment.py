@@ -5,14 +5,18 @@ The rules that every vector environment keeps are at the top of `tasks/contract.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 
 from tasks.adapters import OwnEnv, OwnVectorEnv
 from tasks.atari import NUM_ACTIONS, AtariTaskEnv
 from tasks.contract import EnvironmentSettings, Spaces, TaskVectorEnv
+from tasks.dmlab import ACTION_SETS, check_dmlab, check_package
+from tasks.engine import EngineVectorEnv
 from tasks.own_suite import make_environment
 from tasks.suite import Suite, Task, nearest
 from tasks.toy import FRAME_SHAPE, LEVELS, ToyVectorEnv
@@ -20,8 +24,6 @@ from tasks.toy import FRAME_SHAPE, LEVELS, ToyVectorEnv
 __all__ = ["EnvironmentSettings", "Spaces", "TaskVectorEnv", "check_suite", "make_vector_env", "probe", "suite_spaces"]
 
 PROBE_STEPS = 50
-DMLAB_FRAME = (72, 96, 3)
-DMLAB_ACTIONS = 9  # action set impala9
 
 
 def suite_spaces(suite: Suite, settings: EnvironmentSettings) -> Spaces:
@@ -35,7 +37,9 @@ def suite_spaces(suite: Suite, settings: EnvironmentSettings) -> Spaces:
             shape = (settings.frame_height, settings.frame_width, settings.frame_stack)
             return Spaces(shape, "uint8", 0, (NUM_ACTIONS,) * len(suite.tasks), repeat)
         case "dmlab":
-            return Spaces(DMLAB_FRAME, "uint8", words, (DMLAB_ACTIONS,) * len(suite.tasks), repeat)
+            shape = (settings.dmlab.height, settings.dmlab.width, 3)
+            actions = (len(ACTION_SETS[settings.dmlab.action_set]),) * len(suite.tasks)
+            return Spaces(shape, "uint8", words, actions, repeat)
         case "toy":
             actions = tuple(LEVELS[task.train_level].num_actions for task in suite.tasks)
             return Spaces(FRAME_SHAPE, "uint8", words, actions, 1)
@@ -68,7 +72,7 @@ def check_suite(suite: Suite, settings: EnvironmentSettings) -> None:
     ValueError says in one sentence what is missing and how to get it.
     """
     if suite.adapter == "dmlab":
-        _check_dmlab()
+        check_dmlab(suite, settings.dmlab)
     elif suite.adapter == "atari":
         _check_atari(suite)
     elif suite.adapter == "toy":
@@ -76,15 +80,6 @@ def check_suite(suite: Suite, settings: EnvironmentSettings) -> None:
             if task.train_level not in LEVELS:
                 raise ValueError(f"tasks: there is no toy level {task.train_level!r}, {nearest(task.train_level, [*LEVELS])}")
     suite_spaces(suite, settings)
-
-
-def _check_dmlab() -> None:
-    if find_spec("deepmind_lab") is None:
-        raise ValueError(
-            "suite: dmlab30 needs the package deepmind_lab, which is not installed here: the Docker image has it, "
-            "and --suite atari5 runs anywhere"
-        )
-    raise ValueError("suite: dmlab30 cannot be played, this version has no DeepMind Lab adapter: use --suite atari5")
 
 
 def _check_atari(suite: Suite) -> None:
@@ -119,27 +114,38 @@ def make_vector_env(
     if split not in ("train", "test"):
         raise ValueError(f"split: {split!r} is unknown, use train or test")
     level = task.train_level if split == "train" else task.test_level
-    if suite.adapter == "dmlab":
-        _check_dmlab()
     if suite.adapter == "atari":
         return AtariTaskEnv(level, settings, seeds, training)
+    if suite.adapter == "dmlab":
+        check_package(suite.name)
+        return EngineVectorEnv(task, level, settings, seeds, training, test=split == "test")
     words = (spaces or suite_spaces(suite, settings)).instruction_length
     if suite.adapter == "toy":
         return ToyVectorEnv(level, words, seeds)
     return OwnVectorEnv(lambda seed: OwnEnv(make_environment(suite, task, level, seed), words, task.name), words, seeds)
 
 
-def probe(suite: Suite, task: Task, settings: EnvironmentSettings, seed: int) -> None:
+class Probe(NamedTuple):
+    """What the first steps of a task showed: seconds to start and reset, seconds a step, whether it had an instruction."""
+
+    reset_seconds: float
+    step_seconds: float
+    has_instruction: bool
+
+
+def probe(suite: Suite, task: Task, settings: EnvironmentSettings, seed: int, split: str = "train") -> Probe:
     """Play 50 random steps of a task; ValueError if its observation is dead or is not what its space declares.
 
     Dead: the frame never changes. A constant screen would otherwise train for days.
     """
-    env = make_vector_env(suite, task, 1, settings, [seed])
+    began = time.perf_counter()
+    env = make_vector_env(suite, task, 1, settings, [seed], split=split)
     generator = np.random.default_rng(seed)
     hint = "environment.probe=false skips this check"
     try:
         observation, _ = env.reset()
-        first, changed = observation["frame"].copy(), False
+        started = time.perf_counter()
+        first, changed, has_instruction = observation["frame"].copy(), False, False
         for step in range(PROBE_STEPS + 1):
             for key, space in env.single_observation_space.spaces.items():
                 value = observation[key][0]
@@ -149,11 +155,13 @@ def probe(suite: Suite, task: Task, settings: EnvironmentSettings, seed: int) ->
                         f"from {value.min()} to {value.max()}, its space is {space}; {hint}"
                     )
             changed = changed or not np.array_equal(first, observation["frame"])
+            has_instruction = has_instruction or bool(observation.get("instruction", np.zeros(1)).any())
             observation, *_ = env.step(generator.integers(env.single_action_space.n, size=1))
         if not changed:
             raise ValueError(
                 f"probe: the frame of task {task.name} did not change in {PROBE_STEPS} random steps, all its values "
                 f"lie from {first.min()} to {first.max()}; {hint}"
             )
+        return Probe(started - began, (time.perf_counter() - started) / (PROBE_STEPS + 1), has_instruction)
     finally:
         env.close()

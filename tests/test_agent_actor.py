@@ -19,11 +19,13 @@ FRAMES_PER_STEP, FRAMES_OF_LAST_STEP = 4, 3
 
 
 class Game(NamedTuple):
-    """How a game goes: it ends after `length` steps, truncated or terminated, and loses a life at some steps."""
+    """How a game goes: it ends after `length` steps, truncated or terminated, loses a life at some steps, or is itself lost
+    (its engine died) instead of ending."""
 
     length: int
     truncated: bool = False
     lives_lost: tuple[int, ...] = ()
+    lost: bool = False
 
 
 SCHEDULES = (
@@ -31,7 +33,7 @@ SCHEDULES = (
     (Game(7, lives_lost=(2, 3, 6)), Game(4, truncated=True, lives_lost=(1,))),
     (Game(1, truncated=True),),
     (Game(10**6),),
-    (Game(4), Game(2, lives_lost=(1,))),
+    (Game(4), Game(2, lives_lost=(1,)), Game(3, lost=True), Game(1, lost=True), Game(2), Game(2, lost=True)),
     (Game(9, truncated=True),),
 )
 
@@ -73,7 +75,7 @@ class Counting(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def step_wait(self) -> Any:
         assert self.actions is not None, "step_wait without step_async"
         self.log.append(f"end {self.name}")
-        terminated, truncated, reset = (np.zeros(self.num_envs, bool) for _ in range(3))
+        terminated, truncated, reset, lost = (np.zeros(self.num_envs, bool) for _ in range(4))
         frames = np.zeros(self.num_envs, np.int32)
         for e in range(self.num_envs):
             if self.over[e]:
@@ -81,6 +83,9 @@ class Counting(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 continue
             self.reward[e] = 100 * self.index[e] + self.actions[e]
             self.index[e] += 1
+            if self.now[e].lost and self.index[e] == self.now[e].length:
+                reset[e], lost[e], self.now[e], self.index[e], self.reward[e] = True, True, next(self.games[e]), 0, 0
+                continue
             self.over[e] = self.index[e] == self.now[e].length
             frames[e] = FRAMES_OF_LAST_STEP if self.over[e] else FRAMES_PER_STEP
             truncated[e] = self.over[e] and self.now[e].truncated
@@ -88,7 +93,8 @@ class Counting(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.actions = None
         observation = self._observe()
         self.spoil(self)
-        return observation, self.reward, terminated, truncated, {"frames": frames, "reset": reset}
+        infos = {"frames": frames, "reset": reset, "lost": lost}
+        return observation, self.reward, terminated, truncated, infos if lost.any() else {"frames": frames, "reset": reset}
 
 
 def stream(environment: int, actions: np.ndarray) -> Iterator[dict[str, Any]]:
@@ -109,6 +115,10 @@ def stream(environment: int, actions: np.ndarray) -> Iterator[dict[str, Any]]:
         index = row["index"] + 1
         reward = 100 * (index - 1) + action
         over = index == game.length
+        if over and game.lost:  # no last row, no statistics
+            row = {**start, **no_game}
+            game, returned, frames, steps = next(games), 0, 0, 0
+            continue
         row = {
             "index": index,
             "first": ended,  # a life was lost: a new episode for the learner within the same game

@@ -90,7 +90,7 @@ def test_shared_bytes_are_those_of_the_files(tmp_path):
     from launch.status import Status
 
     _, plan = plan_of("toy")
-    Status(tmp_path / "status", len(plan.actors), create=True)
+    Status(tmp_path / "status", len(plan.actors), len(plan.task_names), create=True)
     Board(tmp_path / "board", num_parameters(Network(plan.network)), create=True)
     for actor in plan.actors:
         Ring(tmp_path / f"ring-{actor.index}", plan.unroll, plan.slots, create=True)

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from agent.conflict import Conflict, Gradients
 from agent.learner import Counters
 from agent.unroll import UnrollSpec
 from launch import process
@@ -51,9 +52,9 @@ def test_state_follows_names():
     assert list(restored.recent[1]) == [2.0, 4.0]
 
 
-def reporter(tmp_path, records, suite):
-    status = Status(tmp_path / "status", 1, create=True)
-    return Reporter(suite, records, status, Counters())
+def reporter(tmp_path, records, suite, conflict=None):
+    status = Status(tmp_path / "status", 1, len(suite.task_names), create=True)
+    return Reporter(suite, records, status, Counters(), conflict or Conflict(suite.task_names, 1, 2.0, 0))
 
 
 def test_a_task_without_a_game_has_no_score(tmp_path):
@@ -78,6 +79,29 @@ def test_speed_and_share_per_task(tmp_path):
     tasks = making.record(1e-3, 0)["tasks"]
     assert tasks["catch"]["share"] == 0.75
     assert tasks["catch"]["frames_per_second"] == pytest.approx(3 * tasks["memory"]["frames_per_second"])
+
+
+def test_conflict_between_tasks_is_reported_once_it_was_measured(tmp_path):
+    suite = load_suite("toy", ["catch", "memory", "instruction"])
+    conflict = Conflict(suite.task_names, 1, 100.0, 0)
+    making = reporter(tmp_path, TaskRecords(suite.task_names, window=10), suite, conflict)
+    before = making.record(1e-3, 0)
+    assert "gradient_cosines" not in before
+    assert "gradient_norm" not in before["tasks"]["catch"]
+    conflict.add(Gradients([0, 2], np.array([3.0, 5.0]), np.array([[1.0, -0.5], [-0.5, 1.0]])), 1, 0.5)
+    conflict.worked(50.0)
+    record = making.record(1e-3, 0)
+    assert record["gradient_cosines"] == {
+        "tasks": ["catch", "instruction"],
+        "matrix": [[1.0, -0.5], [-0.5, 1.0]],
+        "share_negative": 1.0,
+        "measurements": 1,
+        "cost_percent": 1.0,
+    }
+    assert [numbers.get("gradient_norm") for numbers in record["tasks"].values()] == [3.0, None, 5.0]
+    tags = dict(scalars(record))
+    assert (tags["gradient_cosines/share_negative"], tags["gradient_cosines/cost_percent"]) == (1.0, 1.0)
+    assert tags["gradient_norm/catch"] == 3.0
 
 
 def test_only_finite_numbers_reach_tensorboard():

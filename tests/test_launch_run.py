@@ -80,6 +80,23 @@ def test_metrics_say_what_happened(toy):
             assert record["sample_age_versions_mean"] <= record["sample_age_versions_max"]
 
 
+def test_gradients_of_tasks_are_compared_within_the_bound(toy):
+    run_dir, _ = toy
+    last = lines(run_dir / "metrics.jsonl")[-1]
+    cosines = last["gradient_cosines"]
+    assert cosines["tasks"] == list(last["tasks"])
+    assert cosines["measurements"] >= 1
+    assert 0 < cosines["cost_percent"] <= 4, "the bound is 2; the first one has to be made to know its price"
+    matrix = np.array(cosines["matrix"], float)
+    np.testing.assert_allclose(np.diag(matrix), 1, atol=1e-4)
+    np.testing.assert_array_equal(matrix, matrix.T)
+    pairs = matrix[np.triu_indices(4, 1)]
+    assert cosines["share_negative"] == (pairs < 0).mean()
+    assert all(task["gradient_norm"] > 0 for task in last["tasks"].values())
+    saved = checkpoint.load(run_dir)["conflict"]
+    assert saved["measurements"] == cosines["measurements"]
+
+
 def test_episodes_are_whole_and_raw(toy):
     run_dir, _ = toy
     for game in lines(run_dir / "episodes.jsonl"):
