@@ -5,35 +5,41 @@ import time
 from pathlib import Path
 
 import psutil
+import yaml
 
 COMMAND = "launch/multitask.py"
-# The learner writes every log.every_seconds; a first unroll may take as long as supervisor.start_seconds allows.
-MAX_AGE_SECONDS = 300.0
+# Metrics come every few seconds, but not from a learner that waits for actors whose engines build maps.
+SLACK_SECONDS = 60.0
 
 
-def runs() -> list[Path]:
-    """Folders of the runs that are going on: a run holds its lock open."""
-    found = []
+def runs() -> dict[Path, float]:
+    """Folder of each run that is going on, which holds its lock open -> when it was started, seconds since the epoch."""
+    found = {}
     for process in psutil.process_iter():
         try:
             if any(part.endswith(COMMAND) for part in process.cmdline()):
-                found += [Path(file.path).parent for file in process.open_files() if Path(file.path).name == "lock"]
+                locks = [Path(file.path) for file in process.open_files() if Path(file.path).name == "lock"]
+                found |= {lock.parent: process.create_time() for lock in locks}
         except psutil.Error:  # ended meanwhile, or another user's
             continue
     return found
 
 
-def age_seconds(run_dir: Path) -> float:
-    """Since the last line of metrics or, before the first, since the start."""
-    files = [file for file in (run_dir / "metrics.jsonl", run_dir / "lock") if file.exists()]
-    return time.time() - max(file.stat().st_mtime for file in files)
+def overdue_seconds(run_dir: Path, started: float) -> float:
+    """For how long the run has written nothing beyond what its own supervisor allows; negative: it moves."""
+    settings = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))["supervisor"]
+    metrics = run_dir / "metrics.jsonl"
+    written = metrics.stat().st_mtime if metrics.exists() else 0.0
+    # A resumed run has metrics from before.
+    allowed = settings["silent_seconds"] if written > started else settings["start_seconds"]
+    return time.time() - max(written, started) - allowed - SLACK_SECONDS
 
 
 def main() -> int:
     """Exit code 1 names each run that stands still."""
-    ages = {run_dir: age_seconds(run_dir) for run_dir in runs()}
-    late = [f"{run_dir} has written nothing for {age:.0f} s" for run_dir, age in ages.items() if age > MAX_AGE_SECONDS]
-    print("; ".join(late) or f"{len(ages)} runs, all moving")
+    overdue = {run_dir: overdue_seconds(run_dir, started) for run_dir, started in runs().items()}
+    late = [f"{run_dir} should have written metrics {seconds:.0f} s ago" for run_dir, seconds in overdue.items() if seconds > 0]
+    print("; ".join(late) or f"{len(overdue)} runs, all moving")
     return 1 if late else 0
 
 

@@ -199,6 +199,7 @@ def run(tmp_path):
     script, run_dir = tmp_path / "launch" / "multitask.py", tmp_path / "run"
     script.parent.mkdir()
     run_dir.mkdir()
+    (run_dir / "config.yaml").write_text("supervisor: {silent_seconds: 100.0, start_seconds: 300.0}\n", encoding="utf-8")
     script.write_text(f"lock = open({str(run_dir / 'lock')!r}, 'w')\nprint(1, flush=True)\ninput()\n", encoding="utf-8")
     with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
@@ -206,22 +207,32 @@ def run(tmp_path):
         process.send_signal(signal.SIGKILL)
 
 
-def test_a_run_is_healthy_while_its_metrics_move(run, capsys):
+def test_a_run_is_found_by_its_lock_and_is_healthy_at_first(run, capsys):
     health = module("healthcheck")
-    assert run in health.runs()
-    assert health.age_seconds(run) < 60
+    assert abs(health.runs()[run] - time.time()) < 60
     health.main()
     assert str(run) not in capsys.readouterr().out
-    # No metrics yet: the start counts, and only for so long.
-    long_ago = time.time() - health.MAX_AGE_SECONDS - 60
-    os.utime(run / "lock", (long_ago, long_ago))
+
+
+def test_a_run_is_unhealthy_when_it_writes_nothing_for_too_long(run, capsys, monkeypatch):
+    health = module("healthcheck")
+    began, metrics = time.time() - 10_000, run / "metrics.jsonl"
+
+    def overdue(written: float | None = None, started: float = began) -> bool:
+        if written is not None:
+            metrics.touch()
+            os.utime(metrics, (written, written))
+        return health.overdue_seconds(run, started) > 0
+
+    now = time.time()
+    assert not overdue(started=now - 350) and overdue(started=now - 370)  # before the first line: start_seconds
+    assert not overdue(now - 150) and overdue(now - 170)  # then silent_seconds
+    assert not overdue(now - 5000, started=now - 350) and overdue(now - 5000, started=now - 370)  # resumed: those are old
+    monkeypatch.setattr(health, "runs", lambda: {run: began})
     assert health.main() == 1
-    assert f"{run} has written nothing for 36" in capsys.readouterr().out
-    (run / "metrics.jsonl").touch()
-    health.main()
-    assert str(run) not in capsys.readouterr().out
-    os.utime(run / "metrics.jsonl", (long_ago, long_ago))
-    assert health.main() == 1
+    assert f"{run} should have written metrics" in capsys.readouterr().out
+    metrics.touch()
+    assert health.main() == 0
 
 
 # --- the check of the engine
