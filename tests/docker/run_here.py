@@ -14,8 +14,9 @@ from pathlib import Path
 RUN = ["podman", "run", "--runtime", "runc", "--network", "host", "--shm-size", "1g",
        "--ulimit", "nofile=20000:20000", "--ulimit", "nproc=4096:4096"]  # fmt: skip
 INSIDE = (Path(__file__).parent / "inside.py").read_text(encoding="utf-8")
-NAME, VOLUME = "multitask-try", "multitask-try-runs"
+NAME, RUNS, CACHE = "multitask-try", "multitask-try-runs", "multitask-try-cache"
 KILLS = 50
+SMALL = ["actor.num_actors=2", "actor.num_envs=2", "actor.unroll_length=10", "learner.batch_size=2", "network.torso=shallow"]
 
 
 def podman(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -42,6 +43,11 @@ def wait_for(what: Callable[[], object], seconds: float = 240) -> object:
         assert time.monotonic() < deadline, "waited in vain: " + podman("logs", NAME).stdout[-2000:]
         time.sleep(0.5)
     return found
+
+
+def folder(volume: str) -> Path:
+    """Where a volume lies on this machine."""
+    return Path(podman("volume", "inspect", "--format", "{{.Mountpoint}}", volume).stdout.strip())
 
 
 def updates(run_dir: Path) -> int:
@@ -81,14 +87,13 @@ def stop(what: str) -> None:
 
 def train(image: str, *arguments: str) -> None:
     """A training run in the background, with a volume for runs."""
-    command = [*RUN, "-d", "--name", NAME, "-v", f"{VOLUME}:/data/runs", image, "train", *arguments]
+    command = [*RUN, "-d", "--name", NAME, "-v", f"{RUNS}:/data/runs", image, "train", *arguments]
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def try_run(image: str) -> None:
     """A run that loses actors, is stopped, continued and scored."""
-    podman("volume", "create", VOLUME)
-    run_dir = Path(podman("volume", "inspect", "--format", "{{.Mountpoint}}", VOLUME).stdout.strip()) / "try"
+    run_dir = folder(RUNS) / "try"
     train(image, "--suite", "toy", "--run-dir", "runs/try", "--total-frames", "1e9", "actor.num_actors=4", "actor.num_envs=8",
           "learner.batch_size=8", "log.every_seconds=1", "supervisor.backoff_seconds=0",
           "supervisor.max_start_failures=1000")  # fmt: skip
@@ -114,8 +119,20 @@ def try_run(image: str) -> None:
     wait_for(lambda: updates(run_dir) > before)
     check("a new container continues", True, f"{before} -> {updates(run_dir)} updates")
     stop("the continued run")
-    done = once(image, "score", "runs/try", options=("-v", f"{VOLUME}:/data/runs"))
+    done = once(image, "score", "runs/try", options=("-v", f"{RUNS}:/data/runs"))
     check("score reads the run", done.returncode == 0, done.stderr[-300:])
+
+
+def try_dmlab(image: str) -> None:
+    """DeepMind Lab's suite with the engine in the image; maps outlive the container in their volume."""
+    cache = ("-v", f"{CACHE}:/data/cache")
+    tasks = ("--suite", "dmlab30", "--tasks", "lasertag_one_opponent_small,explore_goal_locations_small")
+    done = once(image, "doctor", *tasks, *SMALL, options=cache)
+    check("doctor finds nothing amiss", done.returncode == 0, done.stdout[-1500:] if done.returncode else "")
+    done = once(image, "train", *tasks, *SMALL, "--total-frames", "4000", options=cache)
+    check("dmlab30 trains", done.returncode == 0 and "done:" in done.stdout, (done.stdout + done.stderr)[-600:])
+    maps = [path for path in folder(CACHE).rglob("*") if path.is_file()]
+    check("the cache volume holds maps", len(maps) > 0, f"{len(maps)}, such as {maps[0].relative_to(folder(CACHE))}")
 
 
 def try_control(image: str) -> None:
@@ -127,18 +144,25 @@ def try_control(image: str) -> None:
     podman("rm", "-f", "-t", "0", NAME)
 
 
+def clean() -> None:
+    """Remove what an earlier try left behind."""
+    podman("rm", "-f", NAME)
+    podman("volume", "rm", "-f", RUNS, CACHE)
+
+
 def main() -> None:
     """All of it; leaves nothing behind."""
     image = sys.argv[1]
-    podman("rm", "-f", NAME)
-    podman("volume", "rm", "-f", VOLUME)
+    clean()
+    for name in (RUNS, CACHE):
+        podman("volume", "create", name)
     try:
         try_commands(image)
         try_run(image)
+        try_dmlab(image)
         try_control(image)
     finally:
-        podman("rm", "-f", NAME)
-        podman("volume", "rm", "-f", VOLUME)
+        clean()
     print("all of it holds")
 
 
