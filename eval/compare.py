@@ -12,10 +12,11 @@ MARGIN_PERCENT = 5.0
 LOST, GAINED, NO_EVIDENCE, NOT_TESTED = "lost", "gained", "no evidence", "not tested"
 CHANGES = ("mean", "lost", "gained", "p5", "p10", "p25", "p50", "worst_tenth", "sum_losses", "sum_gains")
 CHANGE_COUNTS = ("lost", "gained")
+Exact = tuple[bool, bool]
 TEST = (
     "Welch's two-sided t-test that the task's mean raw return did not change, from the means of the runs where a side has "
-    "several and from single games where it has one; published scores are taken as exact. P-values are corrected over "
-    "tasks by Holm's method at 5 percent. `lost` and `gained`: significant, and the capped score changed by more than the margin."
+    "several and from single games where it has one; published scores are taken as exact. P-values are corrected over tasks "
+    "by Holm's method at 5 percent. `lost`, `gained`: significant, and the capped score changed by more than the margin."
 )
 
 
@@ -56,20 +57,21 @@ class Change:
         return sorted((t for t, c in self.tasks.items() if c.capped < -self.margin), key=lambda t: self.tasks[t].capped)
 
 
-def compare(subject: SideScores, baseline: SideScores, baseline_is_exact: bool, margin: float = MARGIN_PERCENT) -> Change:
-    """The change from baseline to subject over the tasks that both have a score for.
+def compare(subject: SideScores, baseline: SideScores, exact: Exact = (False, False), margin: float = MARGIN_PERCENT) -> Change:
+    """The change from baseline to subject over the tasks that both have a score for. exact: whether subject and baseline
+    are published numbers, taken as exact; where both are, nothing is tested.
 
     Raises ValueError where they share none.
     """
     names = [task for task in subject.scored if task in baseline.scored]
     if not names:
         raise ValueError("subject and baseline share no task that has a score: nothing can be compared")
-    tested = [_test(subject, baseline, task, baseline_is_exact) for task in names]
+    tested = [_test(subject, baseline, task, exact) for task in names]
     holm = holm_correct([p_value for p_value, _ in tested])
     tasks = {}
     for task, (p_value, factor), p_holm in zip(names, tested, holm, strict=True):
         tasks[task] = _task_change(subject, baseline, task, factor, p_value, p_holm, margin)
-    values, ends = _aggregates(subject, baseline, names, margin, baseline_is_exact)
+    values, ends = _aggregates(subject, baseline, names, margin, exact)
     hidden = [
         task
         for task, change in tasks.items()
@@ -103,12 +105,14 @@ def holm_correct(p_values: list[float | None]) -> list[float | None]:
     return corrected
 
 
-def _test(subject: SideScores, baseline: SideScores, task: str, baseline_is_exact: bool) -> tuple[float | None, float | None]:
+def _test(subject: SideScores, baseline: SideScores, task: str, exact: Exact) -> tuple[float | None, float | None]:
     """Welch's p-value, and by how many standard errors an interval reaches; None where a side's noise is unknown."""
     squares, degrees = [], []
-    for side, exact in ((subject, False), (baseline, baseline_is_exact)):
-        squares.append(0.0 if exact else side.errors[task] ** 2)
-        degrees.append(side.degrees[task])
+    if all(exact):
+        return None, None
+    for side, known in zip((subject, baseline), exact, strict=True):
+        squares.append(0.0 if known else side.errors[task] ** 2)
+        degrees.append(np.inf if known else side.degrees[task])
     variance = sum(squares)
     if not np.isfinite(variance):
         return None, None
@@ -139,7 +143,7 @@ def _task_change(
         down = (_cap(now) - _cap(now - halves[0]), _cap(before + halves[1]) - _cap(before))
         up = (_cap(now + halves[0]) - _cap(now), _cap(before) - _cap(before - halves[1]))
         low, high = float(capped - np.hypot(*down)), float(capped + np.hypot(*up))
-        half = float(np.hypot(*halves))
+        half = float(np.hypot(halves[0], halves[1]))
         uncapped_low, uncapped_high = uncapped - half, uncapped + half
     verdict = NOT_TESTED if p_holm is None else NO_EVIDENCE
     if p_holm is not None and p_holm < 1 - intervals.LEVEL and abs(capped) > margin:
@@ -152,7 +156,7 @@ def _cap(percent: float) -> float:
 
 
 def _aggregates(
-    subject: SideScores, baseline: SideScores, names: list[str], margin: float, baseline_is_exact: bool
+    subject: SideScores, baseline: SideScores, names: list[str], margin: float, exact: Exact
 ) -> tuple[dict[str, float], dict[str, tuple[float, float] | None]]:
     now, before = ([side.scored.index(task) for task in names] for side in (subject, baseline))
     split = len(subject.scored)
@@ -165,8 +169,8 @@ def _aggregates(
     means = np.concatenate([subject.means, baseline.means])
     values = dict(zip(CHANGES, statistics(means[None])[0].tolist(), strict=True))
     noise = intervals.combine(subject.noise, baseline.noise)
-    unknown = [index for index in noise.unknown if index in columns and not (baseline_is_exact and index >= split)]
-    if unknown:
+    unknown = [index for index in noise.unknown if index in columns and not exact[index >= split]]
+    if unknown or all(exact):
         return values, dict.fromkeys(CHANGES)
     low, high = intervals.intervals(means, noise, statistics, symmetric=[CHANGES.index("worst_tenth")])
     count = len(names)

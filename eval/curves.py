@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from eval import metrics
-from eval.episodes import Columns, read_columns
+from eval.episodes import Columns
 from launch import records
 from tasks.suite import Suite
 
@@ -57,14 +57,10 @@ class RunCurves:
     cosines: dict[str, Any] | None
 
 
-def read_curves(folder: Path, suite: Suite, own_suite: Suite, columns: Mapping[str, Columns] | None = None) -> RunCurves:
-    """The curves of a run folder for the tasks of `suite`; its files may still be growing.
-
-    own_suite: all tasks of the run. columns: its episodes, where they are already read.
-    """
-    columns = columns or read_columns(folder / records.EPISODES, own_suite)
-    tasks = {name: task_curve(columns[name]) for name in suite.task_names if name in columns}
-    mean = _mean_curve(suite, {name: columns[name] for name in tasks})
+def read_curves(folder: Path, suite: Suite, columns: Mapping[str, Columns]) -> RunCurves:
+    """The curves of a run folder, whose files may still be growing; columns: all its episodes, of all tasks of `suite`."""
+    tasks = {name: task_curve(columns[name]) for name in suite.task_names}
+    mean = _mean_curve(suite, columns)
     rows = _read_metrics(folder / records.METRICS, tuple(tasks))
     seconds, speed, age = (
         np.array([row.get(name) or math.nan for row in rows["points"]], dtype=float)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -111,7 +111,7 @@ class Store:
                 continue
         try:
             path.parent.mkdir(exist_ok=True)
-            self._stream = path.open("ab")
+            self._stream: BinaryIO | None = path.open("ab")
             if text and not text.endswith(b"\n"):
                 self._write(b"\n")
         except OSError as error:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from eval import intervals, metrics
+from eval.curves import RunCurves
 from eval.identity import Identity
 from tasks.suite import Suite
 
@@ -19,8 +20,8 @@ class RunData:
     """One run, or one file.
 
     label: folder, file or name. returns: task -> raw returns of whole games. tasks: those it was about. seed: of the
-    training. budget: keys of `report.json`'s budget. folder: the run folder, for curves. train_returns: of training
-    episodes, where games were played. settings: key -> value of all settings of the training.
+    training. budget: frames, task_frames, evaluation_frames (per task), updates, seconds. folder: the run folder.
+    train_returns: of training episodes, where games were played. settings: all of the training. curves: from its files.
     """
 
     label: str
@@ -31,13 +32,15 @@ class RunData:
     folder: Path | None = None
     train_returns: Mapping[str, np.ndarray] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    curves: RunCurves | None = None
 
 
 @dataclass(frozen=True)
 class Side:
     """suite: with the score table of the report, cut to the tasks compared. identity: what all its runs share.
 
-    fixed: published normalised scores without a raw return, in percent.
+    fixed: published normalised scores without a raw return, in percent. stated_suite: as the source itself states it, where
+    that is not `suite`.
     """
 
     label: str
@@ -46,6 +49,12 @@ class Side:
     identity: Identity
     runs: tuple[RunData, ...]
     fixed: Mapping[str, float] = field(default_factory=dict)
+    stated_suite: Suite | None = None
+
+    @property
+    def own_suite(self) -> Suite:
+        """The suite as the source states it."""
+        return self.stated_suite or self.suite
 
     def runs_of(self, task: str) -> list[RunData]:
         """The runs that were about this task."""
