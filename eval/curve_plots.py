@@ -44,7 +44,8 @@ def mean_plot(ours: Sequence[RunCurves], theirs: Sequence[RunCurves], kind: str)
                 axes.plot(x, run.mean_capped, color=colour, linestyle=style, linewidth=1.2, label=label if i == 0 else None)
         axes.set(xlabel=_x_label(kind, unit, "the whole run"), ylabel="mean capped score, percent")
         axes.grid(True)
-        axes.legend(loc="lower right")
+        if theirs:
+            axes.legend(loc="lower right")
 
     alt = f"Mean capped score of training episodes against {kind}, one line per run."
     return Plot(f"mean-{kind}", f"Mean capped score against {kind}", alt, render(f"mean-{kind}", 2.8, draw))

@@ -3,6 +3,8 @@
 from html import escape
 
 from eval import curve_plots, plots, tables, words
+from eval.budget import side_budget
+from eval.curves import MECHANISM
 from eval.report import Report, mechanism
 
 STYLE = """
@@ -53,6 +55,8 @@ def to_html(report: Report) -> str:
     parts.append(f"<h2>Tasks</h2>{_table(*tables.task_table(report))}")
     parts += _figures("Training", curve_plots.curve_plots(report))
     parts += _mechanism(report)
+    parts.append(f"<h2>Tasks in full</h2>{_table(*tables.detail_table(report))}")
+    parts.append(_budget(report))
     rows = "".join(f"<dt>{escape(label)}</dt><dd>{escape(text)}</dd>" for label, text in words.identity_lines(report))
     parts.append(f"<h2>What was measured</h2><dl>{rows}</dl>")
     notes = "".join(f"<li>{escape(note)}</li>" for note in words.notes(report))
@@ -90,11 +94,8 @@ def _figures(title: str, pictures: list[plots.Plot]) -> list[str]:
 
 def _mechanism(report: Report) -> list[str]:
     found = mechanism(report.side)
-    columns = [
-        name
-        for name in next(iter(found["tasks"].values()), {})
-        if any(row[name] is not None for row in found["tasks"].values())
-    ]
+    measured = found["tasks"].values()
+    columns = [name for name in MECHANISM if any(row[name] is not None for row in measured)]
     if not columns:
         return []
     rows = [
@@ -102,7 +103,17 @@ def _mechanism(report: Report) -> list[str]:
     ]
     age = found["sample_age_versions_mean"]
     text = "" if age is None else f"<p>Sample age: {age:.1f} updates on average.</p>"
-    return [f"<h2>Mechanism, at the end of training</h2>{_table(['task', *columns], rows)}{text}"]
+    table = _table(["task", *(name.replace("_", " ") for name in columns)], rows)
+    return [f"<h2>Mechanism, at the end of training</h2>{table}{text}"]
+
+
+def _budget(report: Report) -> str:
+    found = side_budget(report.side)
+    known = [("frames", "environment frames"), ("updates", "updates"), ("seconds", "seconds of training")]
+    texts = [f"{found[name]:,.0f} {unit}" for name, unit in known if found[name] is not None]
+    if found["evaluation_frames"]:
+        texts.append(f"{found['evaluation_frames']:,} frames of evaluation")
+    return f"<h2>Budget</h2><p>{escape(', '.join(texts) or 'not known')}</p>{_table(*tables.budget_table(report))}"
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:

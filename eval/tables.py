@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from eval import compare, metrics, words
+from eval.budget import side_budget
+from eval.curves import LOSSES
 from eval.report import Ends, Report, task_rows
 
 CSV_COLUMNS = (
@@ -16,6 +18,15 @@ CSV_COLUMNS = (
     "change_capped", "change_low", "change_high", "change_uncapped", "change_uncapped_low", "change_uncapped_high",
     "p_value", "p_holm", "verdict", "train_hns", "train_minus_test", "forgetting",
 )  # fmt: skip
+
+DETAILS = (
+    ("runs", "runs"), ("raw_mean", "raw mean"), ("sd", "sd of games"), ("hns", "normalised %"), ("low,high", "95% interval"),
+    ("baseline_n", "baseline n"), ("baseline_raw_mean", "baseline raw mean"), ("baseline_sd", "baseline sd"),
+    ("baseline_hns", "baseline normalised %"), ("baseline_low,baseline_high", "baseline interval"),
+    ("change_uncapped", "uncapped change"), ("change_uncapped_low,change_uncapped_high", "its interval"),
+    ("p_holm", "p (Holm)"), ("train_minus_test", "train - test"), ("forgetting", "forgetting"),
+)  # fmt: skip
+DETAILS_OF_A_CHANGE = tuple(title for _, title in DETAILS[5:13])
 
 
 def show(report: Report, console: Console) -> None:
@@ -85,10 +96,10 @@ def aggregate_table(report: Report) -> tuple[list[str], list[list[str]]]:
     columns = ["aggregate", "value", "95% interval"] + (["baseline", "95% interval"] if report.baseline_aggregates else [])
     rows = []
     for name, value in report.aggregates.items():
-        row = [words.LABELS[name] + suffix, amount(name, value).strip(), _range(*(report.ends[name] or (None, None)))]
+        row = [words.LABELS[name] + suffix, amount(name, value).strip(), _ends_text(name, report.ends[name])]
         if report.baseline_aggregates:
             row.append(amount(name, report.baseline_aggregates[name]).strip())
-            row.append(_range(*(report.baseline_ends[name] or (None, None))))
+            row.append(_ends_text(name, report.baseline_ends[name]))
         rows.append(row)
     return columns, rows
 
@@ -106,8 +117,33 @@ def change_table(report: Report) -> tuple[list[str], list[list[str]]]:
     }  # fmt: skip
     rows = []
     for name in compare.CHANGES:
-        ends = report.change.intervals[name] or (None, None)
-        rows.append([labels[name], change_amount(name, report.change.values[name]).strip(), _range(*ends)])
+        ends = _ends_text(name, report.change.intervals[name])
+        rows.append([labels[name], change_amount(name, report.change.values[name]).strip(), ends])
+    return columns, rows
+
+
+def detail_table(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows of what the short table leaves out: raw returns, uncapped scores, test, train minus test."""
+    columns = [title for _, title in DETAILS if report.change is not None or title not in DETAILS_OF_A_CHANGE]
+    rows = []
+    for task, row in task_rows(report).items():
+        cells = [(name, title) for name, title in DETAILS if title in columns]
+        rows.append([task, *(_cell(row, name) for name, _ in cells)])
+    return ["task", *columns], rows
+
+
+def budget_table(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows of frames, shares and losses per task; the last row is the whole run."""
+    found = side_budget(report.side)
+    other = side_budget(report.baseline)["tasks"] if report.baseline is not None else {}
+    columns = ["task", "frames", "share %", *(name.replace("_", " ") for name in LOSSES)]
+    columns += ["baseline frames"] if report.baseline is not None else []
+    rows = []
+    for task, row in found["tasks"].items():
+        share = "-" if row["share"] is None else f"{100 * row['share']:.1f}"
+        losses = ("-" if row[name] is None else f"{row[name]:.3g}" for name in LOSSES)
+        before = [_integer(other[task]["frames"])] if report.baseline is not None else []
+        rows.append([task, _integer(row["frames"]), share, *losses, *before])
     return columns, rows
 
 
@@ -119,6 +155,8 @@ def to_markdown(report: Report) -> str:
         ("Tasks", task_table(report)),
         ("Aggregates", aggregate_table(report)),
         ("Change", change_table(report)),
+        ("Tasks in full", detail_table(report)),
+        ("Budget", budget_table(report)),
     ):
         if rows:
             parts += [f"\n## {title}\n", _markdown_row(columns), _markdown_row(["---"] * len(columns))]
@@ -155,6 +193,13 @@ def change_amount(name: str, value: float) -> str:
     return f"{value:8.0f} tasks" if name in compare.CHANGE_COUNTS else f"{value:+8.2f} points"
 
 
+def _ends_text(name: str, ends: Ends) -> str:
+    if ends is None:
+        return "-"
+    digits = 0 if name in (*metrics.COUNTS, *compare.CHANGE_COUNTS) else 1
+    return f"{ends[0]:.{digits}f} to {ends[1]:.{digits}f}"
+
+
 def _ends(name: str, ends: Ends) -> str:
     if ends is None:
         return ""
@@ -171,7 +216,17 @@ def _number(value: Any) -> str:
 
 
 def _integer(value: int | None) -> str:
-    return "-" if value is None else str(value)
+    return "-" if value is None else f"{value:,}"
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    """A value, or `low..high` for a pair of names, or a p-value."""
+    if "," in name:
+        return _range(*(row[part] for part in name.split(",")))
+    value = row[name]
+    if name.startswith("p_"):
+        return "-" if value is None else f"{value:.2g}"
+    return _integer(value) if isinstance(value, int) else _number(value)
 
 
 def _range(low: float | None, high: float | None) -> str:
