@@ -45,7 +45,7 @@ def mean_plot(ours: Sequence[RunCurves], theirs: Sequence[RunCurves], kind: str)
         axes.set(xlabel=_x_label(kind, unit, "the whole run"), ylabel="mean capped score, percent")
         axes.grid(True)
         if theirs:
-            axes.legend(loc="lower right")
+            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
 
     alt = f"Mean capped score of training episodes against {kind}, one line per run."
     return Plot(f"mean-{kind}", f"Mean capped score against {kind}", alt, render(f"mean-{kind}", 2.8, draw))
@@ -59,12 +59,14 @@ def task_plot(report: Report, ours: Sequence[RunCurves], theirs: Sequence[RunCur
 
     def draw(figure: Figure) -> None:
         axes = rows_axes(figure, names, top=0.15, right=0.62)
-        for y, task in enumerate(names):
-            low, high = _scale(suite, task, [*ours, *theirs])
-            axes.axhline(y - 0.4, color=FAINT, linewidth=0.5)
-            if metrics.is_scored(suite, task):
-                human = y - 0.4 + 0.8 * (100 - low) / (high - low)
-                axes.axhline(human, color=FAINT, linewidth=0.5, linestyle=(0, (1, 2)))
+        rows = np.arange(len(names)) - 0.4
+        scales = [_scale(suite, task, [*ours, *theirs]) for task in names]
+        axes.hlines(rows, 0, 1, transform=axes.get_yaxis_transform(), color=FAINT, linewidth=0.5)
+        humans = [y + 0.8 * 100 / high for y, task, (_, high) in zip(rows, names, scales, strict=True)
+                  if metrics.is_scored(suite, task)]  # fmt: skip
+        dots = (0, (1, 2))
+        axes.hlines(humans, 0, 1, transform=axes.get_yaxis_transform(), color=FAINT, linewidth=0.5, linestyle=dots)
+        for y, (task, (low, high)) in enumerate(zip(names, scales, strict=True)):
             for side, colour, style in ((theirs, INK, DASHED), (ours, SUBJECT, "-")):
                 for run in side:
                     x, percent = _task_x(run, task, kind) / factor, _task_y(suite, task, run)

@@ -35,6 +35,9 @@ dt { color: var(--soft); } dd { margin: 0; }
   align-items: start; }
 figure { margin: 0; min-width: 0; } figcaption { font-weight: 600; font-size: .85rem; margin-bottom: .2rem; }
 figure svg { width: 100%; max-width: 600px; height: auto; display: block; color: var(--ink); }
+@media (max-width: 520px) {
+  table { font-size: .72rem; } th, td { padding: .15rem .25rem; white-space: normal; }
+}
 ul { padding-left: 1.1rem; font-size: .85rem; }
 """
 
@@ -116,10 +119,15 @@ def _budget(report: Report) -> str:
     return f"<h2>Budget</h2><p>{escape(', '.join(texts) or 'not known')}</p>{_table(*tables.budget_table(report))}"
 
 
+def _cell(text: str) -> str:
+    """The text, which may break after an underscore: names of tasks are long, and screens narrow."""
+    return escape(text).replace("_", "_<wbr>")
+
+
 def _table(columns: list[str], rows: list[list[str]]) -> str:
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    head = "".join(f'<th scope="col">{_cell(column)}</th>' for column in columns)
     body = "".join(
-        f"<tr{' class=lost' if row[-1] == 'lost' else ''}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+        f"<tr{' class=lost' if row[-1] == 'lost' else ''}>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>"
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -22,7 +22,7 @@ WIDTH_INCHES = 5.0
 ROW_INCHES = 0.165
 # Replaced by the page's own text colour, so that one picture serves light, dark and print.
 INK = "#010203"
-SUBJECT, LOSS, GAIN, FAINT = "#3b82c4", "#b83227", "#93c5e8", "#8a8a8a"
+SUBJECT, LOSS, GAIN, FAINT = "#3b82c4", "#d4604f", "#93c5e8", "#8a8a8a"
 STYLE: dict[Any, Any] = {
     "font.size": 8.0, "axes.titlesize": 9.0, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK,
     "xtick.color": INK, "ytick.color": INK, "legend.frameon": False, "legend.fontsize": 7.5, "svg.fonttype": "none",
@@ -206,7 +206,7 @@ def rows_axes(figure: Figure, names: Sequence[str], top: float = 0.38, right: fl
 def plain_axes(figure: Figure) -> Axes:
     """Axes with room for labels."""
     height = figure.get_figheight()
-    return figure.add_axes((0.12, 0.5 / height, 0.84, (height - 0.65) / height))
+    return figure.add_axes((0.12, 0.5 / height, 0.84, (height - 0.75) / height))
 
 
 def render(key: str, height: float, draw: Callable[[Figure], None]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from eval import compare, intervals, metrics
 from eval.budget import compare_budgets
 from eval.report import Report
-from eval.sides import EPISODES, MIXED, NOTHING, RUNS
+from eval.sides import EPISODES, MIXED, NOTHING, RUNS, Side
 
 LABELS = {
     "mean_capped": "mean capped",
@@ -121,9 +121,9 @@ def left_out(report: Report) -> str:
 
 def notes(report: Report) -> list[str]:
     """How far the intervals and the test can be trusted, and what differs between the sides."""
-    found = [_covers("intervals of the scores", report.scores.covers, len(report.side.runs))]
+    found = [_covers("intervals of the scores", report.scores.covers, report.side)]
     if report.baseline_scores is not None and report.baseline is not None:
-        found.append(_covers("intervals of the baseline", report.baseline_scores.covers, len(report.baseline.runs)))
+        found.append(_covers("intervals of the baseline", report.baseline_scores.covers, report.baseline))
         if report.change is not None and any(change.p_value is not None for change in report.change.tasks.values()):
             found.append(f"test: {compare.TEST}")
         found.append(f"budget: {compare_budgets(report.side, report.baseline)}.")
@@ -134,15 +134,16 @@ def notes(report: Report) -> list[str]:
     return found
 
 
-def _covers(what: str, covers: str, num_runs: int) -> str:
+def _covers(what: str, covers: str, side: Side) -> str:
     if covers == NOTHING:
         return f"{what}: none; single published numbers say nothing of their noise, they are taken as exact."
     if covers == EPISODES:
         return (
-            f"{what} ({100 * intervals.LEVEL:g} percent) cover episode noise only: there is one run, so another training "
-            "with another seed may differ by more."
+            f"{what} ({100 * intervals.LEVEL:g} percent) cover episode noise only: there is one run, so another "
+            "training with another seed may differ by more."
         )
-    unit = {RUNS: f"differences between {num_runs} runs", MIXED: "differences between runs only where a task has several"}
+    count = f"{len(side.runs)} runs" if side.kind == "runs" else "the runs of each task"
+    unit = {RUNS: f"differences between {count}", MIXED: "differences between runs only where a task has several"}
     return f"{what} ({100 * intervals.LEVEL:g} percent) cover {unit[covers]}."
 
 

@@ -170,7 +170,7 @@ def test_an_earlier_checkpoint_is_played_with_the_same_games(tmp_path: Path, cap
             "parameters": Network(run.network).state_dict(),
         }
         files.append(checkpoint.save(tmp_path / "run", content, keep=2))
-    code, out, err = main(capsys, tmp_path / "run", "--episodes", "3", "--baseline", files[0], "--out", tmp_path / "out")
+    code, _, err = main(capsys, tmp_path / "run", "--episodes", "3", "--baseline", files[0], "--out", tmp_path / "out")
     assert (code, err) == (0, "")
     report = read_report(tmp_path / "out")
     assert report["identity"]["parameter_hash"] != report["baseline_identity"]["parameter_hash"]
