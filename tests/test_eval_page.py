@@ -72,7 +72,7 @@ def test_a_point_of_a_curve_is_the_mean_of_the_games_before_it(run: Path) -> Non
         assert value == pytest.approx(columns.returns[last - 100 : last].mean())
     assert curve.task_frames[-1] == 4000 and curve.total_frames[-1] > curve.task_frames[-1]
     few = curves.task_curve(Columns(columns.returns[:5], columns.frames[:5], columns.total_frames[:5], columns.seconds[:5]))
-    assert few.returns.tolist() == columns.returns[:5].tolist()
+    assert few.returns.tolist() == pytest.approx(columns.returns[:5].tolist())
     none = curves.task_curve(Columns())
     assert none.best is None and not none.returns.size
 
