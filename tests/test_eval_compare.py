@@ -92,7 +92,7 @@ def test_what_falls_above_the_cap_is_said() -> None:
     change = compare.compare(side({"a": around(120), "b": around(50)}), side({"a": around(400), "b": around(50)}))
     assert change.tasks["a"].capped == 0.0 and change.tasks["a"].verdict == compare.NO_EVIDENCE
     assert (change.tasks["a"].low, change.tasks["a"].high) == (0.0, 0.0)
-    assert change.hidden_by_cap == ("a",)
+    assert change.hidden_by_cap == ("a",) and change.values["mean"] == change.values["sum_losses"] == 0.0
 
 
 def test_games_that_all_end_alike_are_no_division_by_zero(recwarn: pytest.WarningsRecorder) -> None:

@@ -81,6 +81,13 @@ def test_the_mean_curve_is_of_capped_scores_over_all_tasks(run: Path) -> None:
     found = read(run)
     now = [min(100.0, TOY.normalise(task, curve.now or 0.0)) for task, curve in found.tasks.items()]
     assert found.mean_capped[-1] == pytest.approx(np.mean(now))
+    columns = read_columns(run / "episodes.jsonl", TOY)
+    middle = int(np.argmin(np.abs(found.mean_frames - 0.58 * found.mean_frames[-1])))  # while `memory` falls
+    scores = []
+    for task, column in columns.items():
+        finished = int((column.total_frames <= found.mean_frames[middle]).sum())
+        scores.append(min(100.0, TOY.normalise(task, float(column.returns[finished - 100 : finished].mean()))))
+    assert found.mean_capped[middle] == pytest.approx(np.mean(scores))
     assert found.mean_seconds[-1] == pytest.approx(found.mean_frames[-1] / 100, rel=0.01)
 
 
