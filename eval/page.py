@@ -26,8 +26,9 @@ h2 { font-size: 1.1rem; margin: 1.8rem 0 .5rem; }
 .more { font-weight: 600; margin: .3rem 0; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
-th, td { padding: .18rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; overflow-wrap: normal; }
+th, td { padding: .18rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap;
+  overflow-wrap: normal; }
+th:first-child, td:first-child { text-align: left; }
 tr.lost td { font-weight: 700; color: var(--alarm); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .9rem; margin: 0; font-size: .85rem; }
 dt { color: var(--soft); } dd { margin: 0; }

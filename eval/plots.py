@@ -72,7 +72,7 @@ def bars(report: Report) -> Plot:
                 axes.plot(np.clip(ends, low, high), (y, y), color=INK, linewidth=1.0, solid_capstyle="butt")
             if not low <= means[task] <= high:
                 side = "right" if means[task] > high else "left"
-                axes.text(np.clip(means[task], low, high), y, f" {means[task]:.0f} ", ha=side, va="center", fontsize=7)
+                axes.text(np.clip(means[task], low + 5, high - 5), y, f" {means[task]:.0f} ", ha=side, va="center", fontsize=7)
             if report.baseline_scores is not None and task in report.baseline_scores.scored:
                 base = report.baseline_scores.means[report.baseline_scores.scored.index(task)]
                 axes.plot(np.clip(base, low, high), y, marker="D", markersize=3.6, color="none", mec=INK, mew=0.9)
@@ -155,22 +155,23 @@ def cosine_map(cosines: dict[str, Any]) -> Plot:
     names = cosines["tasks"]
     matrix = np.array([[math.nan if cell is None else cell for cell in row] for row in cosines["matrix"]], dtype=float)
     few = len(names) <= 12
-    left = name_inches(names)
-    side = WIDTH_INCHES - left - 0.75
-    height = side + left + 0.35
+    size = max(4.0, min(8.0, 160 / len(names)))  # of the names, points
+    left = 0.35 + 0.0085 * size * max(map(len, names))
+    side, bottom = WIDTH_INCHES - left - 0.85, 0.3
+    height = side + bottom + 0.15
 
     def draw(figure: Figure) -> None:
-        axes = figure.add_axes((left / WIDTH_INCHES, left / height, side / WIDTH_INCHES, side / height))
+        axes = figure.add_axes((left / WIDTH_INCHES, bottom / height, side / WIDTH_INCHES, side / height))
         image = axes.imshow(matrix, vmin=-1, vmax=1, cmap="cividis", interpolation="nearest")
-        size = max(3.0, min(8.0, 60 * side / len(names)))
-        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=size)
-        axes.set_yticks(range(len(names)), names, fontsize=size)
+        numbers = [str(i + 1) for i in range(len(names))]
+        axes.set_xticks(range(len(names)), numbers, fontsize=size)
+        axes.set_yticks(range(len(names)), [f"{name} {i}" for name, i in zip(names, numbers, strict=True)], fontsize=size)
         for (i, j), value in np.ndenumerate(matrix):
             if few and np.isfinite(value):
                 axes.text(j, i, f"{value:.2f}", ha="center", va="center", color="white" if value < 0.2 else "black", fontsize=7)
             elif value < 0:
                 axes.text(j, i, "-", ha="center", va="center", color="white", fontsize=size)
-        bar = figure.add_axes(((left + side + 0.1) / WIDTH_INCHES, left / height, 0.1 / WIDTH_INCHES, side / height))
+        bar = figure.add_axes(((left + side + 0.1) / WIDTH_INCHES, bottom / height, 0.1 / WIDTH_INCHES, side / height))
         figure.colorbar(image, cax=bar, label="cosine")
 
     share = cosines.get("share_negative")
