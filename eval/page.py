@@ -37,7 +37,7 @@ dt { color: var(--soft); } dd { margin: 0; }
 figure { margin: 0; min-width: 0; } figcaption { font-weight: 600; font-size: .85rem; margin-bottom: .2rem; }
 figure svg { width: 100%; max-width: 600px; height: auto; display: block; color: var(--ink); }
 @media (max-width: 520px) {
-  table { font-size: .72rem; } th, td { padding: .15rem .25rem; white-space: normal; }
+  table { font-size: .62rem; } th, td { padding: .15rem .2rem; white-space: normal; }
 }
 ul { padding-left: 1.1rem; font-size: .85rem; }
 """

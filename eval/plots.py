@@ -164,7 +164,8 @@ def cosine_map(cosines: dict[str, Any]) -> Plot:
         axes = figure.add_axes((left / WIDTH_INCHES, bottom / height, side / WIDTH_INCHES, side / height))
         image = axes.imshow(matrix, vmin=-1, vmax=1, cmap="cividis", interpolation="nearest")
         numbers = [str(i + 1) for i in range(len(names))]
-        axes.set_xticks(range(len(names)), numbers, fontsize=size)
+        step = 1 if few else 5  # or the numbers would run into each other
+        axes.set_xticks(range(0, len(names), step), numbers[::step], fontsize=size)
         axes.set_yticks(range(len(names)), [f"{name} {i}" for name, i in zip(names, numbers, strict=True)], fontsize=size)
         for (i, j), value in np.ndenumerate(matrix):
             if few and np.isfinite(value):
