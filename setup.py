@@ -14,6 +14,9 @@ setup(
     install_requires=[
         "torch>=2.9,<2.15",
         "numpy>=2.0,<3",
+        "scipy>=1.14,<2",
+        "matplotlib>=3.9,<4",
+        "orjson>=3.10,<4",
         "gymnasium>=1.2,<2",
         "dm-env>=1.6,<2",
         "omegaconf>=2.4,<2.5",

@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch import records
+import numpy as np
+
+from eval.episodes import read_columns
 from tasks.suite import Suite, Task
 
 
@@ -24,29 +25,14 @@ class Returns:
 
 
 def read_episodes(path: Path, suite: Suite, last: int) -> Returns:
-    """The last `last` finished episodes of each task in an episodes.jsonl, read as a stream.
-
-    The last line of a run may still be being written and is then left out. Any other line that is not an episode of
-    this suite is a ValueError naming the line: a score must not skip what it cannot read. No file, as in a run that
-    has just started, is no episode.
-    """
-    kept: dict[str, deque[float]] = {task: deque(maxlen=last) for task in suite.task_names}
-    task_frames = dict.fromkeys(suite.task_names, 0)
-    total_frames: int | None = None
-    for number, row in enumerate(records.read_lines(path), start=1):
-        try:
-            task, value = row["task"], float(row["return"])
-            frames, total_frames = int(row["frames"]), int(row["total_frames"])
-            known = task in kept
-        except (ValueError, LookupError, TypeError, OverflowError) as error:
-            raise ValueError(f"line {number} of {path} is no episode: {row!r}: remove it") from error
-        if not known:
-            raise ValueError(f"line {number} of {path}: suite {suite.name} has no task {task!r}: remove it")
-        if not math.isfinite(value):
-            raise ValueError(f"line {number} of {path}: the return of {task} is {value}: remove it")
-        kept[task].append(value)
-        task_frames[task] += frames
-    return Returns({task: list(values) for task, values in kept.items()}, total_frames, task_frames)
+    """The last `last` finished episodes of each task in an episodes.jsonl; errors as of `episodes.read_columns`."""
+    columns = read_columns(path, suite)
+    ends = [int(column.total_frames[-1]) for column in columns.values() if len(column.total_frames)]
+    return Returns(
+        {task: column.returns[-last:].tolist() for task, column in columns.items()},
+        max(ends, default=None),
+        {task: int(column.frames.sum(dtype=np.int64)) for task, column in columns.items()},
+    )
 
 
 def read_returns_file(path: Path, suite: Suite) -> tuple[dict[str, list[float]], str | None]:

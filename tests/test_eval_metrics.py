@@ -1,8 +1,6 @@
 """Scores by value (published tables) and by law: mean first, cap after it, every task weighs the same."""
 
-import csv
 from fractions import Fraction
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -10,19 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval import metrics
+from eval import metrics, published
 from tasks.registry import load_suite
 from tasks.suite import Suite, Task
 
-PUBLISHED = Path(__file__).parent / "data" / "published_dmlab30.csv"  # rows of the project's published tables
-
 RETURN = st.floats(-1e4, 1e4)
 TASK_RETURNS = st.lists(st.lists(RETURN, min_size=1, max_size=6), min_size=1, max_size=12)
-
-
-def published(agent: str, column: str) -> dict[str, float]:
-    with PUBLISHED.open(encoding="utf-8", newline="") as file:
-        return {row["task"]: float(row[column]) for row in csv.DictReader(file) if row["agent"] == agent}
 
 
 def suite_of(num_tasks: int, random: float = 0.0, human: float = 10.0) -> Suite:
@@ -40,14 +31,14 @@ def aggregate(suite: Suite, returns: dict[str, list[float]]) -> dict[str, float]
     [("impala_experts_deep", 44.4416, 45.72), ("impala_multitask_deep_pbt", 49.3448, 47.99)],
 )
 def test_published_impala_scores_come_out_with_the_papers_table(agent: str, mean_capped: float, iqm: float) -> None:
-    raw = published(agent, "raw_score")
+    raw = published.find(agent, "dmlab30").raw
     scores = aggregate(load_suite("dmlab30", score_table="paper_b1"), {task: [value] for task, value in raw.items()})
     assert scores["mean_capped"] == pytest.approx(mean_capped, abs=5e-5)
     assert scores["iqm"] == pytest.approx(iqm, abs=5e-3)
 
 
 def test_published_brain_agent_aggregates_come_out() -> None:
-    scores = metrics.aggregate(list(published("brain_agent", "hns_percent").values()))
+    scores = metrics.aggregate(list(published.find("brain_agent").hns.values()))
     assert scores["mean_capped"] == pytest.approx(91.2497, abs=5e-5)
     assert scores["p10"] == pytest.approx(74.3290, abs=5e-5)
 
@@ -61,10 +52,14 @@ def test_aggregates_of_a_case_small_enough_to_do_by_hand() -> None:
             "mean": 790 / 11,
             "median": 50.0,
             "iqm": (10 + 20 + 30 + 50 + 70 + 90 + 110) / 7,
+            "optimality_gap": 50.0,
             "p5": -10.0,
             "p10": 0.0,
             "p25": 15.0,
             "worst_tenth": -10.0,
+            "below_5": 2,
+            "below_25": 4,
+            "at_100": 3,
         }
     )
     assert tuple(scores) == metrics.AGGREGATES
@@ -129,3 +124,14 @@ def test_what_has_no_score_is_an_error_that_names_it() -> None:
         metrics.score_task(suite_of(1, 5.0, 5.0), "t0", [1.0])
     with pytest.raises(ValueError, match=r"\[\] have no aggregate"):
         metrics.aggregate([])
+
+
+def test_several_runs_weigh_the_same_whatever_their_number_of_games() -> None:
+    score = metrics.score_runs(suite_of(1), "t0", [[0.0], [10.0, 10.0, 10.0]])
+    assert score == metrics.TaskScore(4, 5.0, 50.0, 50.0)
+
+
+def test_rows_are_aggregated_each_for_itself() -> None:
+    rows = np.random.default_rng(0).normal(50, 60, (7, 30))
+    one_by_one = [list(metrics.aggregate(row).values()) for row in rows]
+    assert np.array_equal(metrics.aggregate_rows(rows), np.array(one_by_one))

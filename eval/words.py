@@ -1,0 +1,188 @@
+"""The sentences of a report: first of all which tasks were lost, then how sure that is, and what was compared."""
+
+from collections.abc import Sequence
+
+from eval import compare, intervals, metrics
+from eval.budget import compare_budgets
+from eval.report import Report
+from eval.sides import EPISODES, MIXED, NOTHING, RUNS, Side
+
+LABELS = {
+    "mean_capped": "mean capped",
+    "mean": "mean",
+    "median": "median",
+    "iqm": "interquartile mean",
+    "optimality_gap": "optimality gap",
+    "p5": "5th percentile (capped)",
+    "p10": "10th percentile (capped)",
+    "p25": "25th percentile (capped)",
+    "worst_tenth": "worst tenth (capped)",
+    "below_5": "tasks below 5 %",
+    "below_25": "tasks below 25 %",
+    "at_100": "tasks at or above 100 %",
+}
+
+
+def headline(report: Report) -> list[str]:
+    """What must not be missed, most important first."""
+    if report.change is None:
+        return [*_missing(report), *_scores(report)]
+    return [*_forced(report), *_losses(report), *_missing(report), *_gains(report)]
+
+
+def _forced(report: Report) -> list[str]:
+    if not report.forced:
+        return []
+    return [f"COMPARED BY FORCE, although the two sides do not mean the same: {'; '.join(report.forced)}."]
+
+
+def _losses(report: Report) -> list[str]:
+    change = report.change
+    assert change is not None
+    count, margin = len(change.tasks), f"{change.margin:g} points"
+    lost = change.named(compare.LOST)
+    untested = [task for task in change.fallen() if change.tasks[task].verdict == compare.NOT_TESTED]
+    unclear = [task for task in change.fallen() if change.tasks[task].verdict == compare.NO_EVIDENCE]
+    found = []
+    mean = _mean_change(report)
+    if lost:
+        text = f"{_count(len(lost), count)} lost, beyond {margin} and beyond chance: {_named(report, lost)}"
+        found.append(f"{text}{mean}.")
+    if untested:
+        text = f"{_count(len(untested), count)} worse by more than {margin} (not tested against chance): "
+        found.append(f"{text}{_named(report, untested)}{'' if lost else mean}.")
+    if not lost and not untested:
+        found.append(f"No task of {count} is lost beyond {margin} and beyond chance{mean}.")
+    if unclear:
+        verb = "falls" if len(unclear) == 1 else "fall"
+        found.append(f"{len(unclear)} {verb} by more than {margin}, but chance can do that: {_named(report, unclear)}.")
+    if change.hidden_by_cap:
+        fallen = ", ".join(f"{task} {change.tasks[task].uncapped:+.1f}" for task in change.hidden_by_cap)
+        found.append(f"Above the cap, where capped scores show nothing: {fallen} points.")
+    return found
+
+
+def _mean_change(report: Report) -> str:
+    """The end of a sentence on losses: what the mean alone would have said."""
+    if not report.has_change_aggregates or report.change is None:
+        return ""
+    points = report.change.values["mean"]
+    before, now = report.baseline_aggregates["mean_capped"], report.aggregates["mean_capped"]
+    verb = "rises" if points > 0 else "falls" if points < 0 else "stays"
+    linked = "although" if points > 0 and report.change.fallen() else "and"
+    return f" - {linked} the mean capped score {verb} by {abs(points):.2f} points ({before:.2f} to {now:.2f} %)"
+
+
+def _gains(report: Report) -> list[str]:
+    change = report.change
+    assert change is not None
+    gained = change.named(compare.GAINED)
+    untested = [t for t, c in change.tasks.items() if c.verdict == compare.NOT_TESTED and c.capped > change.margin]
+    found = []
+    if gained or not untested:
+        found.append(f"{_count(len(gained), len(change.tasks))} gained beyond {change.margin:g} points and beyond chance.")
+    if untested:
+        found.append(f"{_count(len(untested), len(change.tasks))} better by more than {change.margin:g} points (not tested).")
+    return found
+
+
+def _scores(report: Report) -> list[str]:
+    if not report.aggregates:
+        return []
+    worst = report.scores.scored[int(report.scores.means.argmin())]
+    percent = min(report.scores.means.min(), metrics.CAP_PERCENT)
+    below = int(report.aggregates["below_5"])
+    text = f"Mean capped score {report.aggregates['mean_capped']:.2f} %; worst task {worst} at {percent:.2f} %"
+    return [f"{text}; {_count(below, len(report.scores.scored))} below 5 %."]
+
+
+def _missing(report: Report) -> list[str]:
+    found = []
+    total = len(report.scores.tasks)
+    if report.missing and not report.aggregates:
+        found.append(f"no aggregate: {len(report.missing)} of {total} tasks have no episode: {', '.join(report.missing)}")
+    elif report.missing:
+        found.append(
+            f"aggregates leave out {len(report.missing)} of {total} tasks without an episode: {', '.join(report.missing)}"
+        )
+    if report.unscored:
+        found.append(f"no aggregate: {len(report.unscored)} tasks have no scores: {', '.join(report.unscored)}")
+    if report.baseline_scores is not None and report.baseline_scores.missing:
+        names = ", ".join(report.baseline_scores.missing)
+        found.append(f"the baseline has no episode of {len(report.baseline_scores.missing)} of {total} tasks: {names}")
+    return found
+
+
+def left_out(report: Report) -> str:
+    """Beside each aggregate: how many tasks it leaves out; empty for none."""
+    absent = len(report.scores.tasks) - len(report.scores.scored)
+    return f" ({absent} of {len(report.scores.tasks)} tasks missing)" if absent and report.aggregates else ""
+
+
+def notes(report: Report) -> list[str]:
+    """How far the intervals and the test can be trusted, and what differs between the sides."""
+    found = [_covers("intervals of the scores", report.scores.covers, report.side)]
+    if report.baseline_scores is not None and report.baseline is not None:
+        found.append(_covers("intervals of the baseline", report.baseline_scores.covers, report.baseline))
+        if report.change is not None and any(change.p_value is not None for change in report.change.tasks.values()):
+            found.append(f"test: {compare.TEST}")
+        found.append(f"budget: {compare_budgets(report.side, report.baseline)}.")
+    if report.scores.noise.unknown and report.scores.covers != NOTHING:
+        names = ", ".join(report.scores.scored[index] for index in report.scores.noise.unknown)
+        found.append(f"one game only, so no interval: {names}; the aggregates have none either.")
+    found += [f"the sides differ: {remark}." for remark in report.remarks]
+    return found
+
+
+def _covers(what: str, covers: str, side: Side) -> str:
+    if covers == NOTHING:
+        return f"{what}: none; single published numbers say nothing of their noise, they are taken as exact."
+    if covers == EPISODES:
+        return (
+            f"{what} ({100 * intervals.LEVEL:g} percent) cover episode noise only: there is one run, so another "
+            "training with another seed may differ by more."
+        )
+    count = f"{len(side.runs)} runs" if side.kind == "runs" else "the runs of each task"
+    unit = {RUNS: f"differences between {count}", MIXED: "differences between runs only where a task has several"}
+    return f"{what} ({100 * intervals.LEVEL:g} percent) cover {unit[covers]}."
+
+
+def identity_lines(report: Report) -> list[tuple[str, str]]:
+    """Label and text of what was measured, and of the baseline where it differs."""
+    here = report.side.identity
+    rows = [
+        ("source", here.source),
+        ("suite", f"{report.side.suite.name} ({len(report.side.suite.tasks)} tasks)"),
+        ("score table", report.side.suite.score_table),
+        ("cap", metrics.CAP_RULE),
+        ("policy", here.policy),
+        ("episodes", here.episodes),
+        ("split", here.split),
+        ("protocol", here.protocol),
+        ("time limit", here.time_limit),
+        ("reward transform", here.reward_transform),
+        ("observation", here.observation),
+        ("action repeat", "unstated" if here.frames_per_step is None else str(here.frames_per_step)),
+        ("training seeds", _seeds(report.side.runs)),
+        ("code version", report.version),
+    ]
+    if report.baseline is not None:
+        there = report.baseline.identity
+        rows.append(
+            ("baseline", f"{there.source} ({report.baseline.kind}; {there.episodes}; seeds {_seeds(report.baseline.runs)})")
+        )
+    return rows
+
+
+def _seeds(runs: Sequence[object]) -> str:
+    seeds = sorted({seed for run in runs if (seed := getattr(run, "seed", None)) is not None})
+    return ", ".join(map(str, seeds)) or "unstated"
+
+
+def _count(number: int, total: int) -> str:
+    return f"{number} of {total} tasks {'is' if number == 1 else 'are'}"
+
+
+def _named(report: Report, tasks: Sequence[str]) -> str:
+    assert report.change is not None
+    return ", ".join(f"{task} {report.change.tasks[task].capped:+.1f}" for task in tasks)
