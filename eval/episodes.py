@@ -3,7 +3,7 @@
 import json
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ class Columns:
     seconds: Any = field(default_factory=lambda: array("f"))
 
 
-def read_columns(path: Path, suite: Suite) -> dict[str, Columns]:
-    """All finished games per task of the suite, as NumPy arrays.
+def read_columns(path: Path, suite: Suite, dropped: Sequence[str] = ()) -> dict[str, Columns]:
+    """All finished games per task of the suite, as NumPy arrays; games of `dropped` tasks are passed over.
 
     The last line of a run may still be being written and is then left out. Any other line that is not an episode of
     this suite is a ValueError naming the line: a score must not skip what it cannot read. No file, as in a run that
@@ -36,10 +36,14 @@ def read_columns(path: Path, suite: Suite) -> dict[str, Columns]:
     """
     columns = {task: Columns() for task in suite.task_names}
     for first, rows in _chunks(path):
+        numbered: Iterable[tuple[int, Any]] = enumerate(rows, first)
+        if dropped:
+            numbered = [(n, row) for n, row in numbered if not (isinstance(row, dict) and row.get("task") in dropped)]
+            rows = [row for _, row in numbered]
         try:
             _append(columns, suite, rows)
         except (ValueError, LookupError, TypeError, OverflowError):
-            for number, row in enumerate(rows, first):
+            for number, row in numbered:
                 _check(row, f"line {number} of {path}", suite)
             raise
     for column in columns.values():

@@ -1,15 +1,11 @@
 """What was measured, and how: two reports that differ in it are not about the same thing."""
 
-import importlib.metadata
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tasks.suite import Suite
 
 UNSTATED = "unstated"
-ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -82,19 +78,6 @@ def remarks(subject: Identity, baseline: Identity) -> list[str]:
         elif here not in (None, UNSTATED) and here != there:
             found.append(f"{label}: {here} against {there}")
     return found
-
-
-def code_version() -> str:
-    """The version of this package, with the commit where it runs from its own checkout."""
-    version = importlib.metadata.version("multitask-agents")
-    if not (ROOT / ".git").exists():
-        return version
-    try:
-        call = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-        done = subprocess.run(call, capture_output=True, encoding="utf-8", check=False, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return version
-    return f"{version}+{done.stdout.strip()}" if done.returncode == 0 else version
 
 
 def _repeat(identity: Identity) -> int | None:

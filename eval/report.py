@@ -11,8 +11,8 @@ from eval import compare, intervals, metrics
 from eval.budget import compare_budgets, side_budget
 from eval.compare import Change
 from eval.curves import MECHANISM, RunCurves, forgetting
-from eval.identity import code_version
 from eval.sides import Side, SideScores, score
+from launch.config import code_version
 
 Ends = tuple[float, float] | None
 

@@ -1,5 +1,6 @@
 """Plays whole games of a task with a checkpoint's parameters: the same games whether one or many run in parallel."""
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,10 @@ def play_games(
     if task_name not in network.task_names:
         raise ValueError(f"The checkpoint knows no task '{task_name}', only: {', '.join(network.task_names)}.")
     head = network.task_names.index(task_name)
-    task, spaces = suite.task(task_name), suite_spaces(suite, settings)
+    task = suite.task(task_name)
+    # A single-task baseline reads the instructions of its whole suite, which its own task may lack.
+    words = network.spec.instruction_length
+    spaces = dataclasses.replace(suite_spaces(suite, settings), instruction_length=words)
     waiting = deque(indices)
     slots: list[Slot] = []
 

@@ -16,6 +16,7 @@ from eval.identity import UNSTATED, Identity, differences
 from eval.sides import Kind, RunData
 from launch import records
 from launch.config import CONFIG_FILE, RunFiles, flatten, read_run
+from tasks.dmlab import NEED_IMAGES
 from tasks.registry import load_suite
 from tasks.suite import Suite
 
@@ -64,7 +65,8 @@ def load_run(args: argparse.Namespace, path: Path, wanted: Suite | None = None) 
     suite = run.suite
     if args.score_table:
         suite = load_suite(run.config.suite, suite.task_names, args.score_table)
-    columns = read_columns(folder / records.EPISODES, run.suite)
+    suite = _without_dummies(run, suite)
+    columns = read_columns(folder / records.EPISODES, run.suite, run.dropped_tasks)
     last = args.last or LAST_EPISODES
     training = {task: column.returns[-last:] for task, column in columns.items()}
     identity = _identity(path, run, suite)
@@ -108,6 +110,17 @@ def load_run(args: argparse.Namespace, path: Path, wanted: Suite | None = None) 
     tasks = played_suite.task_names
     data = RunData(str(path), played.returns, tasks, run.config.seed, budget, folder, training, settings, shown)
     return LoadedRun(suite if wanted is None else played_suite, identity, data)
+
+
+def _without_dummies(run: RunFiles, suite: Suite) -> Suite:
+    """Levels that were played with plain colours instead of their images have no score."""
+    if suite.adapter != "dmlab" or not run.config.environment.dmlab.dummy_dataset:
+        return suite
+    tasks = [
+        dataclasses.replace(task, random_score=None, human_score=None) if task.name in NEED_IMAGES else task
+        for task in suite.tasks
+    ]
+    return dataclasses.replace(suite, tasks=tuple(tasks))
 
 
 def _cut(suite: Suite, wanted: Suite) -> Suite:
@@ -156,7 +169,8 @@ def _identity(path: Path, run: RunFiles, suite: Suite) -> Identity:
 
 
 def _entry(path: Path, run: RunFiles, frames: int | None) -> dict[str, object]:
-    return {"source": str(path), "seed": run.config.seed, "frames": frames, "checkpoint": None, "parameter_hash": None}
+    made = {"source": str(path), "seed": run.config.seed, "frames": frames, "code_version": run.code_version}
+    return {**made, "checkpoint": None, "parameter_hash": None}
 
 
 def _total_frames(columns: dict[str, Columns]) -> int | None:

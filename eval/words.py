@@ -6,6 +6,7 @@ from eval import compare, intervals, metrics
 from eval.budget import compare_budgets
 from eval.report import Report
 from eval.sides import EPISODES, MIXED, NOTHING, RUNS, Side
+from tasks.dmlab import NEED_IMAGES
 
 LABELS = {
     "mean_capped": "mean capped",
@@ -106,7 +107,9 @@ def _missing(report: Report) -> list[str]:
             f"aggregates leave out {len(report.missing)} of {total} tasks without an episode: {', '.join(report.missing)}"
         )
     if report.unscored:
-        found.append(f"no aggregate: {len(report.unscored)} tasks have no scores: {', '.join(report.unscored)}")
+        dummies = [task for task in report.unscored if task in NEED_IMAGES]
+        why = f" (played with plain colours in place of their images: {', '.join(dummies)})" if dummies else ""
+        found.append(f"no aggregate: {len(report.unscored)} tasks have no scores: {', '.join(report.unscored)}{why}")
     if report.baseline_scores is not None and report.baseline_scores.missing:
         names = ", ".join(report.baseline_scores.missing)
         found.append(f"the baseline has no episode of {len(report.baseline_scores.missing)} of {total} tasks: {names}")

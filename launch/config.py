@@ -2,7 +2,9 @@
 
 import dataclasses
 import difflib
+import importlib.metadata
 import math
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -24,6 +26,7 @@ from tasks.suite import Suite
 
 CONFIG_FILE, RESOLVED_FILE = "config.yaml", "resolved.yaml"
 MAX_SEED = 2**63 - 1
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -99,12 +102,18 @@ class Config:
 
 
 class RunFiles(NamedTuple):
-    """What a run folder says about its run: its settings, its suite, its network, frames of one whole agent step."""
+    """What a run folder says about its run.
+
+    frames_per_step: environment frames of one whole agent step. dropped_tasks: had games before a resume cut them off.
+    code_version: of this program when the run last started.
+    """
 
     config: Config
     suite: Suite
     network: NetworkSpec
     frames_per_step: int
+    dropped_tasks: tuple[str, ...] = ()
+    code_version: str = ""
 
 
 def load_config(suite: str, config_file: Path | None, overrides: Sequence[str]) -> Config:
@@ -170,6 +179,8 @@ def write_run(run_dir: Path, files: RunFiles) -> None:
         "suite": files.suite.to_dict(),
         "network": files.network.to_dict(),
         "frames_per_step": files.frames_per_step,
+        "dropped_tasks": list(files.dropped_tasks),
+        "code_version": code_version(),
     }
     for name, text in (
         (CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.structured(files.config))),
@@ -192,7 +203,27 @@ def read_run(run_dir: Path) -> RunFiles:
     config = _finish(_merge(_schema(), _read_yaml(config_file), str(config_file)))
     resolved = yaml.safe_load(resolved_file.read_text(encoding="utf-8"))
     network = NetworkSpec.from_dict(resolved["network"])
-    return RunFiles(config, Suite.from_dict(resolved["suite"]), network, resolved["frames_per_step"])
+    return RunFiles(
+        config,
+        Suite.from_dict(resolved["suite"]),
+        network,
+        resolved["frames_per_step"],
+        tuple(resolved.get("dropped_tasks", ())),
+        resolved.get("code_version", ""),
+    )
+
+
+def code_version() -> str:
+    """The version of this package, with the commit where it runs from its own checkout."""
+    version = importlib.metadata.version("multitask-agents")
+    if not (ROOT / ".git").exists():
+        return version
+    try:
+        call = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+        done = subprocess.run(call, capture_output=True, encoding="utf-8", check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return version
+    return f"{version}+{done.stdout.strip()}" if done.returncode == 0 else version
 
 
 def suite_of(config: Config) -> Suite:

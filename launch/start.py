@@ -89,7 +89,9 @@ def resumed_run(run_dir: Path, suite_name: str | None, overrides: list[str]) -> 
             f"the environments have changed: the run's network reads frames {saved.frame_shape} {saved.frame_dtype}, "
             f"{saved.instruction_length} words and has actions {known}, the environments have {seen}; start a new run"
         )
-    return RunFiles(config, suite, replace(saved, legal_actions=actions), spaces.frames_per_step)
+    before = {*run.dropped_tasks, *run.suite.task_names}
+    dropped = tuple(sorted(before - set(suite.task_names)))
+    return RunFiles(config, suite, replace(saved, legal_actions=actions), spaces.frames_per_step, dropped)
 
 
 def claim(run_dir: Path, is_default: bool, lock: str = LOCK) -> tuple[Path, IO[str]]:

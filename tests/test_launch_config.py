@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from eval_runs import start_run
 from launch import multitask
-from launch.config import load_config, override_config, parse_overrides
+from launch.config import load_config, override_config, parse_overrides, read_run, write_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -206,6 +207,21 @@ def test_dry_run_of_dmlab_works_anywhere(capsys):
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert len(plan["tasks"]) == 30
     assert len(plan["actors"]) == 30
+
+
+def test_popart_needs_a_value_head_per_task(capsys):
+    settings = ("loss.value_normalisation=popart", "network.value_head=shared")
+    assert "does not fit network.value_head=shared: use per_task" in refused(capsys, "--suite", "toy", *settings)
+
+
+def test_the_files_of_a_run_are_read_as_they_were_written(tmp_path):
+    run = start_run(tmp_path, load_config("toy", None, ["seed=7", "environment.dmlab.engine.logLevel=WARN"]))
+    again = read_run(tmp_path)
+    assert again._replace(code_version="") == run
+    assert again.code_version
+    write_run(tmp_path, run._replace(dropped_tasks=("memory",)))
+    assert read_run(tmp_path).dropped_tasks == ("memory",)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "resolved.yaml"]
 
 
 def test_a_run_folder_in_use_is_refused(capsys, tmp_path):

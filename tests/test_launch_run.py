@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import runs
 from agent import checkpoint
 from agent.network import Network, NetworkSpec
+from eval import score
 from launch.config import read_run
 from launch.process import PREFIX, InUseError, memory_root
 from launch.start import claim
@@ -383,7 +384,7 @@ def test_heads_follow_their_tasks_when_the_list_is_cut(toy, tmp_path):
     run_dir, _ = toy
     cut = tmp_path / "run"
     cut.mkdir()
-    for name in ("config.yaml", "resolved.yaml"):
+    for name in ("config.yaml", "resolved.yaml", "episodes.jsonl"):
         (cut / name).write_bytes((run_dir / name).read_bytes())
     before = checkpoint.load(run_dir)
     checkpoint.save(cut, {key: value for key, value in before.items() if key != "format"}, keep=1)
@@ -396,6 +397,8 @@ def test_heads_follow_their_tasks_when_the_list_is_cut(toy, tmp_path):
         assert (value == before["parameters"][name]).all(), name
     assert not any("large_rewards" in name for name in after["parameters"])
     Network(NetworkSpec.from_dict(after["network"])).load_state_dict(after["parameters"])
+    assert read_run(cut).dropped_tasks == ("instruction", "large_rewards")
+    assert score.main([str(cut)]) == 0, "games of the tasks that were cut off do not stand in the way"
 
 
 def test_a_resume_that_does_not_fit_changes_nothing(toy, capsys):
