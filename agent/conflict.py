@@ -67,6 +67,7 @@ def task_gradients(
     for same in zip(*rows, strict=True):  # parameter by parameter: sums over millions need more digits than float32 has
         stacked = torch.stack(same).double()
         products += stacked @ stacked.T
+    products = (products + products.T) / 2  # a product of matrices is symmetric but for its last bit
     norms = products.diagonal().sqrt()
     cosines = (products / norms / norms[:, None]).clamp(-1, 1)  # 0 / 0 is NaN
     return Gradients(list(chosen), norms.cpu().numpy(), cosines.cpu().numpy())

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import standin
 from launch import doctor
@@ -15,6 +17,15 @@ from tasks.environment import Probe
 from tasks.registry import load_suite
 
 QUIET = ["--suite", "toy", "--tasks", "catch"]
+
+
+@pytest.fixture(autouse=True)
+def torch_as_before() -> Iterator[None]:
+    """The doctor sets up its own process for speed: other tests must not notice."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_flush_denormal(False)
+    torch.set_num_threads(threads)
 
 
 def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, str]]:
