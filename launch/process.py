@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 PREFIX = "multitask-"
+SCRATCH = "engines-of-"
 OWNER = "owner"
 # A folder without an owner for so long was left by a process that died in between.
 START_SECONDS = 60.0
@@ -62,17 +63,32 @@ def make_memory_folder(run_dir: Path) -> tuple[Path, IO[str]]:
     return folder, hold(folder / OWNER)
 
 
+def scratch_folder(memory: Path) -> Path:
+    """Where engines of the run with this memory folder put their temporary files, which they leave behind when they are
+    killed; on disk, an engine may write much."""
+    return Path(tempfile.gettempdir()) / f"{SCRATCH}{memory.name}"
+
+
+def remove_folders(memory: Path) -> None:
+    """The memory folder of a run, and what its engines left."""
+    shutil.rmtree(scratch_folder(memory), ignore_errors=True)
+    shutil.rmtree(memory, ignore_errors=True)
+
+
 def remove_stale_folders() -> None:
-    """Remove folders of mapped files whose owner no longer lives."""
+    """Remove folders of mapped files whose owner no longer lives, and what engines left of runs that are gone."""
     for folder in memory_root().glob(f"{PREFIX}*-*"):
         try:
             if (folder / OWNER).exists():
                 hold(folder / OWNER).close()
             elif time.time() - folder.stat().st_mtime < START_SECONDS:
                 continue  # another run that is just starting
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folders(folder)
         except (OSError, InUseError):
             continue  # it lives, or is another user's
+    for scratch in Path(tempfile.gettempdir()).glob(f"{SCRATCH}{PREFIX}*"):
+        if not (memory_root() / scratch.name.removeprefix(SCRATCH)).exists():
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def follow_parent(parent: int, memory: Path, stop_signal: signal.Signals, grace_seconds: float = 8.0) -> None:
@@ -88,7 +104,7 @@ def _watch(parent: int, memory: Path, stop_signal: signal.Signals, grace_seconds
         time.sleep(0.5)
     os.kill(os.getpid(), stop_signal)
     time.sleep(grace_seconds)
-    shutil.rmtree(memory, ignore_errors=True)
+    remove_folders(memory)
     os._exit(1)
 
 

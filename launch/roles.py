@@ -3,7 +3,6 @@
 import argparse
 import os
 import random
-import shutil
 import signal
 import sys
 import traceback
@@ -19,7 +18,7 @@ from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
 from launch.config import read_run
 from launch.plan import environment_seeds, make_plan, probe_seed
-from launch.process import EXIT_REFUSED, follow_parent, on_stop_request
+from launch.process import EXIT_REFUSED, follow_parent, on_stop_request, remove_folders
 from launch.status import Status
 from launch.training import LEARNER_ROW, Training
 from tasks.contract import TaskVectorEnv
@@ -121,7 +120,7 @@ def main() -> int:
     if is_learner:
         code = learner(arguments.run_dir, arguments.memory, arguments.resume)
         if os.getppid() != arguments.parent:  # the supervisor was killed: nobody else is left to tidy up
-            shutil.rmtree(arguments.memory, ignore_errors=True)
+            remove_folders(arguments.memory)
         return code
     return actor(arguments.run_dir, arguments.memory, arguments.index, arguments.generation)
 

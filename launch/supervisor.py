@@ -18,7 +18,7 @@ from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
 from launch.config import RunFiles
 from launch.plan import Plan
-from launch.process import EXIT_REFUSED, make_memory_folder
+from launch.process import EXIT_REFUSED, make_memory_folder, remove_folders, scratch_folder
 from launch.records import RESTARTS, Lines, read_lines
 from launch.status import Status
 from launch.training import LEARNER_ROW
@@ -84,7 +84,7 @@ class Supervisor:
         finally:
             self._kill_all()
             (self.run_dir / PIDS).unlink(missing_ok=True)
-            shutil.rmtree(self.memory, ignore_errors=True)
+            remove_folders(self.memory)
             self._owner.close()
             self._restarts.close()
 
@@ -147,14 +147,19 @@ class Supervisor:
         self._status.clear(LEARNER_ROW + 1 + index)
         child.started, child.committed = time.monotonic(), self._rings[index].committed
         arguments = ["actor", "--index", str(index), "--generation", str(self._generation)]
-        child.process = self._spawn(f"actor-{index}", arguments)
+        scratch = scratch_folder(self.memory) / f"actor-{index}"
+        shutil.rmtree(scratch, ignore_errors=True)  # of the actor before
+        scratch.mkdir(parents=True)
+        child.process = self._spawn(f"actor-{index}", arguments, scratch)
 
-    def _spawn(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, arguments: list[str], scratch: Path | None = None) -> subprocess.Popen[bytes]:
         """A role as a command line, in a process group of its own: Ctrl-C reaches the supervisor only."""
         # -P: a file of the user's in the current folder must not hide one of ours.
         command = [sys.executable, "-P", "-m", "launch.roles", *arguments]
         command += ["--run-dir", str(self.run_dir), "--memory", str(self.memory), "--parent", str(os.getpid())]
         environment = dict(os.environ)
+        if scratch is not None:
+            environment["TMPDIR"] = str(scratch)
         if arguments[0] == "actor":  # one compute thread: BLAS libraries read these when they are loaded
             environment |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         with (self.run_dir / "logs" / f"{name}.log").open("ab") as log:

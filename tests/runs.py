@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from launch.process import PREFIX, memory_root
+from launch.process import PREFIX, SCRATCH, memory_root
 from launch.records import METRICS, last_line, read_lines
 
 ROOT = Path(__file__).parents[1]
@@ -97,6 +98,7 @@ def assert_nothing_left(run_dir: Path, supervisor: int) -> None:
     """No process, no mapped file, no list of processes."""
     assert roles_of(run_dir) == []
     assert [folder for folder in memory_root().glob(f"{PREFIX}*-{supervisor}-*")] == []
+    assert list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{PREFIX}*-{supervisor}-*")) == []
     assert not (run_dir / "pids.json").exists()
 
 

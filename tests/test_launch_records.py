@@ -140,6 +140,8 @@ def test_mapped_files_of_dead_runs_are_removed(tmp_path, monkeypatch):
     mine, lock = process.make_memory_folder(tmp_path / "mine")
     assert f"-{os.getpid()}-" in mine.name
     dead, other = process.make_memory_folder(tmp_path / "dead")
+    for folder in (mine, dead):
+        process.scratch_folder(folder).mkdir()
     other.close()  # as the kernel does when a process dies
     starting = tmp_path / f"{process.PREFIX}0000-1-x"
     starting.mkdir()
@@ -147,6 +149,9 @@ def test_mapped_files_of_dead_runs_are_removed(tmp_path, monkeypatch):
     code = f"from pathlib import Path; from launch import process; process.memory_root = lambda: Path({str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", f"{code}; process.remove_stale_folders()"], check=True)
     assert (mine.exists(), dead.exists(), starting.exists()) == (True, False, True)
+    assert (process.scratch_folder(mine).exists(), process.scratch_folder(dead).exists()) == (True, False)
+    process.remove_folders(mine)
+    assert not mine.exists() and not process.scratch_folder(mine).exists()
     os.utime(starting, (0, 0))
     process.remove_stale_folders()
     assert not starting.exists()
