@@ -172,7 +172,14 @@ def _aggregates(
     unknown = [index for index in noise.unknown if index in columns and not exact[index >= split]]
     if unknown or all(exact):
         return values, dict.fromkeys(CHANGES)
-    low, high = intervals.intervals(means, noise, statistics, symmetric=[CHANGES.index("worst_tenth")])
+    # The changes are pulled together, not the scores of each side: equal changes are what chance drives apart.
+    after, earlier = means[now], means[[split + index for index in before]]
+    rows = noise.rows[:, columns]
+    changes = intervals.shrunken(after - earlier, rows[:, : len(names)] - rows[:, len(names) :])
+    truths = np.tile(means, (len(changes), 1))
+    truths[:, columns] = np.concatenate([(after + earlier + changes) / 2, (after + earlier - changes) / 2], axis=1)
+    rough = [CHANGES.index(name) for name in CHANGES if name not in ("mean", "p50")]
+    low, high = intervals.intervals(means, noise, statistics, rough, truths)
     count = len(names)
     ends: dict[str, tuple[float, float] | None] = {}
     for i, name in enumerate(CHANGES):

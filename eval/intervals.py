@@ -62,26 +62,51 @@ def combine(first: Noise, second: Noise) -> Noise:
     return Noise(rows, group, np.concatenate([first.degrees, second.degrees]), unknown)
 
 
+def shrunken(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Three guesses [3, N] at the truth behind `values` [N]: as they are, pulled together until their variance over tasks is
+    that of the truth, and further, until each is closest to its truth on average (empirical Bayes).
+
+    rows: [K, N], the noise of these values as in Noise. Noise alone makes equal tasks differ: their variance over tasks less
+    that of the noise is what the truth has. Noise that all tasks share does not drive them apart and is left out.
+    """
+    spread, apart = values.var(), np.var(rows, axis=1).sum()
+    share = max(0.0, 1 - apart / spread) if spread > 0 else 1.0
+    return values.mean() + np.array([[1.0], [np.sqrt(share)], [share]]) * (values - values.mean())
+
+
 def intervals(
-    means: np.ndarray, noise: Noise, statistics: Callable[[np.ndarray], np.ndarray], symmetric: Sequence[int] = ()
+    means: np.ndarray,
+    noise: Noise,
+    statistics: Callable[[np.ndarray], np.ndarray],
+    rough: Sequence[int] = (),
+    truths: np.ndarray | None = None,
 ) -> np.ndarray:
     """Low and high [2, S] of `statistics`: [R, N] scores in percent -> [R, S], at `means` [N].
 
     Percentiles of REPLICATES draws around the statistic, their distance from it stretched from the normal distribution
     to Student's t. Its degrees of freedom are Welch and Satterthwaite's, from the share of each group in the statistic's
-    variance. For columns in `symmetric` (means of the worst of many noisy tasks, which draws push further down): the
-    statistic plus and minus t standard errors.
+    variance.
+
+    Columns in `rough` are extremes and counts of tasks, which noise alone moves: the worst of 30 equal tasks looks bad, and
+    some of 30 unchanged ones look lost. For these, noise is drawn around each of `truths` [G, N] (see `shrunken`; the means if
+    None), and by as much as it leads astray there the statistic is corrected. The interval holds what comes of all guesses,
+    and the statistic itself.
     """
     generator = np.random.default_rng(SEED)
     weights = generator.standard_normal((REPLICATES, noise.rows.shape[0]))
-    centre = statistics(means[None])[0]
-    drawn = statistics(means + weights @ noise.rows)
+    centre, errors = statistics(means[None])[0], weights @ noise.rows
+    drawn = statistics(means + errors)
     stretch = student(_degrees(drawn, weights, noise)) / NORMAL
-    ends = np.percentile(drawn, [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=0)
-    for column in symmetric:
-        half = NORMAL * drawn[:, column].std()
-        ends[:, column] = centre[column] - half, centre[column] + half
-    return centre + stretch * (ends - centre)
+    percentiles = [50 * (1 - LEVEL), 50 * (1 + LEVEL)]
+    ends = centre + stretch * (np.percentile(drawn, percentiles, axis=0) - centre)
+    if len(rough):
+        found = [centre[rough]]
+        for at in means[None] if truths is None else truths:
+            astray = (statistics(at + errors) - statistics(at[None]))[:, rough]
+            bias = np.median(astray, axis=0)
+            found += list(centre[rough] - bias - stretch[rough] * (np.percentile(astray, percentiles, axis=0) - bias))
+        ends[:, rough] = np.min(found, axis=0), np.max(found, axis=0)
+    return ends
 
 
 def student(degrees: np.ndarray | float) -> np.ndarray:

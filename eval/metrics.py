@@ -25,6 +25,8 @@ AGGREGATES = (
     "at_100",
 )
 COUNTS = ("below_5", "below_25", "at_100")
+# Which noise alone moves in one direction: see eval/intervals.py.
+ROUGH = ("mean_capped", "optimality_gap", "p5", "p10", "p25", "worst_tenth", *COUNTS)
 
 
 @dataclass(frozen=True)

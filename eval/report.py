@@ -91,8 +91,9 @@ def _aggregates(scores: SideScores, allow_missing: bool) -> tuple[dict[str, floa
     values = metrics.aggregate(scores.means)
     if scores.noise.unknown:
         return values, nothing
-    symmetric = [metrics.AGGREGATES.index("worst_tenth")]
-    low, high = intervals.intervals(scores.means, scores.noise, metrics.aggregate_rows, symmetric)
+    rough = [metrics.AGGREGATES.index(name) for name in metrics.ROUGH]
+    truths = intervals.shrunken(scores.means, scores.noise.rows)
+    low, high = intervals.intervals(scores.means, scores.noise, metrics.aggregate_rows, rough, truths)
     ends: dict[str, Ends] = {}
     for i, name in enumerate(metrics.AGGREGATES):
         bounds = (-np.inf, np.inf) if name in ("mean", "median", "iqm") else (-np.inf, metrics.CAP_PERCENT)
