@@ -69,7 +69,7 @@ def task_gradients(
         products += stacked @ stacked.T
     products = (products + products.T) / 2  # a product of matrices is symmetric but for its last bit
     norms = products.diagonal().sqrt()
-    cosines = (products / norms / norms[:, None]).clamp(-1, 1)  # 0 / 0 is NaN
+    cosines = (products / (norms * norms[:, None])).clamp(-1, 1)  # 0 / 0 is NaN
     return Gradients(list(chosen), norms.cpu().numpy(), cosines.cpu().numpy())
 
 

@@ -18,8 +18,9 @@ def runs() -> dict[Path, float]:
     for process in psutil.process_iter():
         try:
             if any(part.endswith(COMMAND) for part in process.cmdline()):
-                locks = [Path(file.path) for file in process.open_files() if Path(file.path).name == "lock"]
-                found |= {lock.parent: process.create_time() for lock in locks}
+                folders = [Path(file.path).parent for file in process.open_files() if Path(file.path).name == "lock"]
+                # A series of single tasks holds the locks of all its runs, one of which is going on.
+                found |= {folder: process.create_time() for folder in folders if (folder / "pids.json").exists()}
         except psutil.Error:  # ended meanwhile, or another user's
             continue
     return found

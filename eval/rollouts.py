@@ -10,12 +10,15 @@ import numpy as np
 from agent.inference import LocalPolicy
 from agent.network import Network
 from tasks.contract import EnvironmentSettings, Observations, TaskVectorEnv
+from tasks.engine import EngineError
 from tasks.environment import make_vector_env, suite_spaces
 from tasks.seeds import evaluation_seed
 from tasks.suite import Suite
 
 # Beside a game's seed: actions must not be drawn from the stream that an environment makes of the same seed.
 ACTION_STREAM = 1
+# At a game whose engine dies: it is played anew, with the same seed.
+ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Slot:
     reward: float = 0.0
     first: bool = True
     over: bool = False
+    failure: EngineError | None = None
+    attempt: int = 1
     raw_return: float = 0.0
     frames: int = 0
     steps: int = 0
@@ -71,28 +76,35 @@ def play_games(
     waiting = deque(indices)
     slots: list[Slot] = []
 
-    def start_game() -> Slot:
+    def start_game(index: int, attempt: int = 1) -> Slot:
         # A new environment for each game: not every engine's seeded reset forgets the games before it (dm_env has no
         # seeded reset at all).
-        index = waiting.popleft()
         seed = evaluation_seed(base_seed, task_name, index)
         env = make_vector_env(suite, task, 1, settings, [seed], training=False, split=split, spaces=spaces)
-        return Slot(env, index, np.random.default_rng((seed, ACTION_STREAM)), env.reset()[0])
+        try:
+            first = env.reset()[0]
+        except EngineError as error:
+            env.close()
+            return start_game(index, again(index, attempt, error))
+        return Slot(env, index, np.random.default_rng((seed, ACTION_STREAM)), first, attempt=attempt)
 
     try:
         while waiting and len(slots) < num_envs:
-            slots.append(start_game())
+            slots.append(start_game(waiting.popleft()))
         policy = LocalPolicy(network, [head] * len(slots))
         while slots:
             advance(slots, policy)
             columns: list[int] = []
             for column, slot in enumerate(slots):
-                if slot.over:
+                if slot.failure is not None:
+                    slot.env.close()
+                    slots[column] = start_game(slot.index, again(slot.index, slot.attempt, slot.failure))
+                elif slot.over:
                     slot.env.close()
                     yield Game(slot.index, slot.raw_return, slot.frames, slot.steps)
                     if not waiting:
                         continue
-                    slots[column] = start_game()
+                    slots[column] = start_game(waiting.popleft())
                 columns.append(column)
             if len(columns) < len(slots):
                 slots = [slots[column] for column in columns]
@@ -100,6 +112,13 @@ def play_games(
     finally:
         for slot in slots:
             slot.env.close()
+
+
+def again(index: int, attempt: int, error: EngineError) -> int:
+    """The number of the next attempt at a game whose engine died; ValueError where that has happened twice."""
+    if attempt == ATTEMPTS:
+        raise ValueError(f"game {index} cannot be played: {error}, {attempt} times") from error
+    return attempt + 1
 
 
 def advance(slots: Sequence[Slot], policy: LocalPolicy) -> None:
@@ -117,7 +136,11 @@ def advance(slots: Sequence[Slot], policy: LocalPolicy) -> None:
     for slot, action in zip(slots, actions, strict=True):
         slot.env.step_async(np.array([action]))
     for slot in slots:
-        slot.observations, rewards, terminated, truncated, infos = slot.env.step_wait()
+        try:
+            slot.observations, rewards, terminated, truncated, infos = slot.env.step_wait()
+        except EngineError as error:
+            slot.failure = error
+            continue
         slot.reward = float(rewards[0])
         slot.first = False
         slot.over = bool(terminated[0] or truncated[0])

@@ -16,7 +16,7 @@ from eval.identity import UNSTATED, Identity, differences
 from eval.sides import Kind, RunData
 from launch import records
 from launch.config import CONFIG_FILE, RunFiles, flatten, read_run
-from tasks.dmlab import NEED_IMAGES
+from tasks.dmlab import without_dummies
 from tasks.registry import load_suite
 from tasks.suite import Suite
 
@@ -65,7 +65,7 @@ def load_run(args: argparse.Namespace, path: Path, wanted: Suite | None = None) 
     suite = run.suite
     if args.score_table:
         suite = load_suite(run.config.suite, suite.task_names, args.score_table)
-    suite = _without_dummies(run, suite)
+    suite = without_dummies(suite, run.config.environment.dmlab)
     columns = read_columns(folder / records.EPISODES, run.suite, run.dropped_tasks)
     last = args.last or LAST_EPISODES
     training = {task: column.returns[-last:] for task, column in columns.items()}
@@ -112,17 +112,6 @@ def load_run(args: argparse.Namespace, path: Path, wanted: Suite | None = None) 
     return LoadedRun(suite if wanted is None else played_suite, identity, data)
 
 
-def _without_dummies(run: RunFiles, suite: Suite) -> Suite:
-    """Levels that were played with plain colours instead of their images have no score."""
-    if suite.adapter != "dmlab" or not run.config.environment.dmlab.dummy_dataset:
-        return suite
-    tasks = [
-        dataclasses.replace(task, random_score=None, human_score=None) if task.name in NEED_IMAGES else task
-        for task in suite.tasks
-    ]
-    return dataclasses.replace(suite, tasks=tuple(tasks))
-
-
 def _cut(suite: Suite, wanted: Suite) -> Suite:
     kept = tuple(task for task in suite.tasks if task.name in wanted.task_names)
     return dataclasses.replace(suite, tasks=kept) if kept else suite
@@ -153,11 +142,21 @@ def check_one_experiment(loaded: Sequence[LoadedRun], kind: Kind, force: bool) -
         raise ValueError(f"these runs are not seeds of one experiment: {'; '.join(found)}. --force takes them as such.")
 
 
+def _protocol(run: RunFiles, suite: Suite) -> str:
+    """How games are played, beyond their levels: another one is another game."""
+    if suite.adapter == "atari":
+        return run.config.environment.atari_protocol
+    if suite.adapter == "dmlab":
+        engine = run.config.environment.dmlab.engine
+        return ", ".join(["dmlab", *(f"{key}={engine[key]}" for key in sorted(engine) if key != "logLevel")])
+    return "-"
+
+
 def _identity(path: Path, run: RunFiles, suite: Suite) -> Identity:
     network = run.network
     return Identity(
         str(path),
-        protocol=run.config.environment.atari_protocol if suite.adapter == "atari" else "-",
+        protocol=_protocol(run, suite),
         time_limit=run.config.loss.time_limit,
         reward_transform=run.config.loss.reward_transform,
         environment=dataclasses.asdict(run.config.environment),

@@ -20,6 +20,7 @@ from agent.checkpoint import CheckpointSettings
 from agent.learner import LearnerSettings, OptimiserSettings
 from agent.losses import LossSettings
 from agent.network import NetworkSettings, NetworkSpec
+from tasks.dmlab import without_dummies
 from tasks.environment import EnvironmentSettings
 from tasks.registry import load_suite
 from tasks.suite import Suite
@@ -228,7 +229,8 @@ def code_version() -> str:
 
 def suite_of(config: Config) -> Suite:
     """The suite that a configuration names, cut to its tasks."""
-    return load_suite(config.suite, config.tasks, config.score_table)
+    suite = load_suite(config.suite, config.tasks, config.score_table)
+    return without_dummies(suite, config.environment.dmlab)
 
 
 def _schema() -> DictConfig:
@@ -262,8 +264,8 @@ def _merge(base: DictConfig, more: Any, source: str) -> DictConfig:
             raise ValueError(f"unknown setting {key} in {source}: did you mean {_nearest(key, known)}?")
     try:
         return cast(DictConfig, OmegaConf.merge(base, more))
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or "a setting"
+    except (OmegaConfBaseException, TypeError) as error:  # a list for a section raises the latter
+        key = getattr(error, "full_key", None) or ", ".join(key for key, _ in _leaves(more))
         raise ValueError(f"{key} in {source}: {_first_line(error)}") from error
 
 

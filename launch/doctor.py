@@ -11,6 +11,7 @@ import platform
 import statistics
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -62,7 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"doctor: {error}", file=sys.stderr)
         return 2
-    rows = list(examine(run, plan, options.split))
+    try:
+        rows = list(examine(run, plan, options.split))
+    except KeyboardInterrupt:
+        print("doctor: interrupted", file=sys.stderr)
+        return 130
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 120)
     table = Table("check", "", "found", title=f"suite {suite.name}, {len(suite.tasks)} tasks, {options.split} levels")
     for row in rows:
@@ -157,11 +162,16 @@ def level_cache(config: Config) -> Row:
     """Whether maps can be kept."""
     cache = make_level_cache(config.environment.dmlab)
     if cache is None:
-        return Row("level cache", True, "none (environment.dmlab.level_cache=''): half of the levels build a map each episode")
+        return Row("level cache", True, "none (environment.dmlab.level_cache=none): half of the levels build maps each episode")
 
     def try_it() -> None:
-        cache.folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=cache.folder).close()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "map"
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("doctor", "a map that no engine asks for")
+            cache.write("doctor", str(path))
+            if not cache.fetch("doctor", str(path)):
+                raise ValueError(f"{cache.folder} keeps no map: choose a folder that can be written, or none")
 
     return attempt(
         "level cache", try_it, f"{cache.folder} is writable, up to {megabytes(config.environment.dmlab.level_cache_bytes)}"

@@ -22,6 +22,7 @@ from launch.process import EXIT_REFUSED, follow_parent, on_stop_request, remove_
 from launch.status import Status
 from launch.training import LEARNER_ROW, Training
 from tasks.contract import TaskVectorEnv
+from tasks.engine import EngineError
 from tasks.environment import make_vector_env, probe
 
 
@@ -68,7 +69,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
             for task in me.tasks:
                 probe(suite, suite.tasks[task], config.environment, probe_seed(config, plan, me, generation))
                 status.beat(row)
-        except ValueError as error:
+        except (ValueError, EngineError) as error:
             print(error, file=sys.stderr)
             return EXIT_REFUSED
     network = Network(plan.network).eval()

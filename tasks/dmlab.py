@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
@@ -68,7 +68,7 @@ class DmLabSettings:
     gpu_index: which GPU draws, with `hardware`; -1 = the engine's choice.
     dataset_path: folder of the images that two psychlab levels need, 0001.png to 2400.png.
     dummy_dataset: let these two levels play with plain colours instead; their scores are then not reported.
-    level_cache: folder for maps once built, `auto` = in the user's cache folder, empty = none.
+    level_cache: folder for maps once built, `auto` = in the user's cache folder, `none` = build each map each time.
     level_cache_bytes: that they may take; the longest unread go first.
     episode_end: `terminate` = every end is one (IMPALA); `truncate_at_clock` = an end at the level's time limit is a
         truncation, and the value of the last frame counts on.
@@ -108,6 +108,9 @@ def check_dmlab(suite: Suite, settings: DmLabSettings) -> None:
     taken = {"width", "height", "datasetPath", "gpuDeviceIndex", *TEST_CONFIG} & set(settings.engine)
     if taken:
         raise ValueError(f"environment.dmlab.engine.{min(taken)} is set by this program: use the setting that stands for it")
+    length = settings.engine.get("episodeLengthSeconds", "1")
+    if not length.replace(".", "", 1).isdecimal() or float(length) <= 0:
+        raise ValueError(f"environment.dmlab.engine.episodeLengthSeconds={length} is no number of seconds above 0")
     need = [task.name for task in suite.tasks if task.name in NEED_IMAGES]
     if not need or settings.dummy_dataset:
         return
@@ -125,6 +128,14 @@ def check_dmlab(suite: Suite, settings: DmLabSettings) -> None:
                 f"environment.dmlab.dataset_path={settings.dataset_path} has no {number:04d}.png, and "
                 f"{' and '.join(need)} need {NUM_IMAGES} images: {ways}"
             )
+
+
+def without_dummies(suite: Suite, settings: DmLabSettings) -> Suite:
+    """Levels that are played with plain colours instead of their images have no score."""
+    if suite.adapter != "dmlab" or not settings.dummy_dataset:
+        return suite
+    tasks = [replace(task, random_score=None, human_score=None) if task.name in NEED_IMAGES else task for task in suite.tasks]
+    return replace(suite, tasks=tuple(tasks))
 
 
 def engine_config(settings: DmLabSettings, level: str, test: bool) -> dict[str, str]:
@@ -150,7 +161,7 @@ def clock_frames(level: str, settings: DmLabSettings) -> int | None:
 
 def make_level_cache(settings: DmLabSettings) -> LevelCache | None:
     """The cache of maps, or None. Each version of the engine has a folder: a map's key does not name the version."""
-    if not settings.level_cache:
+    if settings.level_cache in ("none", ""):
         return None
     folder = Path(settings.level_cache)
     if settings.level_cache == "auto":

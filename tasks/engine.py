@@ -35,7 +35,8 @@ from tasks.engine_worker import REPLY, REQUEST, observation_bytes, observation_v
 from tasks.suite import Task
 
 THREADED = ("OMP", "OPENBLAS", "MKL")  # libraries that would start a thread per core in each engine
-START_SECONDS = 120.0  # for a new process to load its modules, build the engine and a map
+# For a new process to load its modules, build the engine and a map, beside all others of the run that do the same.
+START_SECONDS = 600.0
 MAX_FAILURES = 3  # in a row, of one engine, without one step between
 
 
@@ -157,9 +158,8 @@ class EngineVectorEnv(TaskVectorEnv):
         }
         self._engines = [Engine(spec | {"offset": part * i}, self._memory, lab.wait_seconds) for i in range(self.num_envs)]
         self._training = training
+        self._over = np.zeros(self.num_envs, np.bool_)
         self._failures = [0] * self.num_envs
-        # Engines that start together share the cores, and each may build a map first.
-        self._start_seconds = START_SECONDS * max(1.0, self.num_envs / (os.cpu_count() or 1))
         self._new_seeds = np.random.default_rng([seeds[0], 1])  # not the stream that the engine itself draws from
         self._observation: Observations = {
             "frame": np.zeros((self.num_envs, *shape), np.uint8),
@@ -185,7 +185,8 @@ class EngineVectorEnv(TaskVectorEnv):
 
     def _start(self, seeds: tuple[int, ...]) -> Observations:
         for engine, seed in zip(self._engines, seeds, strict=True):
-            engine.ask(b"r", seed, self._start_seconds)
+            engine.ask(b"r", seed, START_SECONDS)
+        self._over = np.zeros(self.num_envs, np.bool_)
         self._collect()
         return self._observation
 
@@ -195,9 +196,11 @@ class EngineVectorEnv(TaskVectorEnv):
 
     def _finish(self) -> Step:
         replies, lost = self._collect()
+        lost &= ~self._over  # a game that had ended was whole, also if its engine died on the way to the next
         rewards, terminated, truncated, reset, frames, _ = zip(*replies, strict=True)
         infos = {"frames": np.array(frames, np.int32), "reset": np.array(reset, np.bool_), "lost": lost}
         ends = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        self._over = ends[0] | ends[1]
         return self._observation, np.array(rewards, np.float64), *ends, infos
 
     def _collect(self) -> tuple[list[Reply], np.ndarray]:
@@ -233,7 +236,8 @@ class EngineVectorEnv(TaskVectorEnv):
         self._failures[index] += 1
         if not self._training or self._failures[index] >= MAX_FAILURES:
             raise error
-        print(f"{error}: its game is lost, another engine takes its place", file=sys.stderr, flush=True)
+        game = "its game was over" if self._over[index] else "its game is lost"
+        print(f"{error}: {game}, another engine takes its place", file=sys.stderr, flush=True)
 
     def _replace(self, index: int) -> None:
         """A new process with a new seed of the same half; its first reply is due."""
@@ -244,4 +248,4 @@ class EngineVectorEnv(TaskVectorEnv):
         self._cache[index] = 0
         engine.start()
         half = HALF_OF_SEEDS * (engine.seed // HALF_OF_SEEDS)
-        engine.ask(b"r", half + int(self._new_seeds.integers(HALF_OF_SEEDS)), self._start_seconds)
+        engine.ask(b"r", half + int(self._new_seeds.integers(HALF_OF_SEEDS)), START_SECONDS)

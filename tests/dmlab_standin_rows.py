@@ -212,6 +212,7 @@ def building_stops_every_thread() -> None:
     def tick() -> None:
         while not stop.is_set():
             ticks.append(time.monotonic())
+            time.sleep(0.001)  # gives the GIL away, so that the engine need not ask for it
         ticks.append(time.monotonic())
 
     thread = threading.Thread(target=tick)
@@ -222,7 +223,7 @@ def building_stops_every_thread() -> None:
         lab.reset(seed=1)
         stop.set()
         thread.join()
-    assert max(np.diff(ticks)) > 0.14
+    assert max(np.diff(ticks)) > 0.12
 
 
 def a_step_is_cheap() -> None:

@@ -199,6 +199,7 @@ def run(tmp_path):
     script, run_dir = tmp_path / "launch" / "multitask.py", tmp_path / "run"
     script.parent.mkdir()
     run_dir.mkdir()
+    (run_dir / "pids.json").write_text("{}", encoding="utf-8")
     (run_dir / "config.yaml").write_text("supervisor: {silent_seconds: 100.0, start_seconds: 300.0}\n", encoding="utf-8")
     script.write_text(f"lock = open({str(run_dir / 'lock')!r}, 'w')\nprint(1, flush=True)\ninput()\n", encoding="utf-8")
     with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -210,6 +211,9 @@ def run(tmp_path):
 def test_a_run_is_found_by_its_lock_and_is_healthy_at_first(run, capsys):
     health = module("healthcheck")
     assert abs(health.runs()[run] - time.time()) < 60
+    (run / "pids.json").unlink()
+    assert run not in health.runs(), "a run of a series that has ended, or waits for its turn"
+    (run / "pids.json").write_text("{}", encoding="utf-8")
     health.main()
     assert str(run) not in capsys.readouterr().out
 

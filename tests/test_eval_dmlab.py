@@ -30,3 +30,13 @@ def test_with_their_images_they_have_one(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert report["unscored"] == []
     assert report["aggregates"]["mean_capped"]["value"] is not None
+
+
+def test_other_settings_of_the_engine_are_another_game(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    games = {"rooms_watermaze": [10.0, 20.0, 12.0]}
+    runs = []
+    for seconds in ("2", "5"):
+        settings = ("tasks=[rooms_watermaze]", f"environment.dmlab.engine.episodeLengthSeconds={seconds}")
+        runs.append(str(fake_run(tmp_path / seconds, games, *settings, suite="dmlab30")))
+    assert score.main([runs[0], "--baseline", runs[1]]) == 2
+    assert "protocol: dmlab, episodeLengthSeconds=2 against dmlab, episodeLengthSeconds=5" in capsys.readouterr().err

@@ -16,6 +16,8 @@ import pytest
 from dm_env import test_utils
 
 import standin
+from agent.network import Network, NetworkSettings, NetworkSpec
+from eval.rollouts import Game, play_games
 from runs import wait_for
 from tasks.contract import ENGINE_COUNTS, EnvironmentSettings, TaskVectorEnv
 from tasks.dmlab import ACTION_SETS, DmLab, DmLabSettings, check_dmlab, clock_frames, engine_config
@@ -171,6 +173,7 @@ def test_what_the_engine_is_told() -> None:
         ),
         ({"dummy_dataset": False, "dataset_path": "/nowhere"}, r"dataset_path=/nowhere has no 0001.png, and psychlab.* 2400"),
         ({"width": 90}, r"environment.dmlab.width=90 does not fit: .* multiple of 4"),
+        ({"engine": {"episodeLengthSeconds": "abc"}}, r"engine.episodeLengthSeconds=abc is no number of seconds above 0"),
         ({"engine": {"mixerSeed": "1"}}, r"environment.dmlab.engine.mixerSeed is set by this program"),
     ],
 )
@@ -260,6 +263,42 @@ def test_exit_and_an_exception_within_the_engine(monkeypatch: pytest.MonkeyPatch
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "c"}, "an engine's temporary files went with it"
     for why in ("ended with exit code 1", "raised ValueError: Failed to advance", "was killed by SIGABRT"):
         assert why in said
+
+
+@standin.standin_only
+def test_a_game_that_was_over_is_not_lost_with_its_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Engines die most where they build the next map: the game before was whole."""
+    monkeypatch.setenv("DMLAB_STANDIN_FAULT", f"exit@reset:2,once={tmp_path / 'once'}")
+    env = vector(1, engine=SHORT)
+    env.reset()
+    *_, infos = step_until(env, "reset")
+    env.close()
+    assert (infos["reset"].tolist(), infos["lost"].tolist()) == ([True], [False])
+    assert "its game was over, another engine takes its place" in capfd.readouterr().err
+
+
+@standin.standin_only
+def test_an_evaluated_game_whose_engine_dies_once_is_played_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = EnvironmentSettings(instruction_length=WORDS, dmlab=replace(SETTINGS, engine=SHORT))
+    sizes = NetworkSettings(torso="shallow", hidden_size=8, core_size=8)
+    network = Network(NetworkSpec(sizes, (72, 96, 3), "uint8", WORDS, 9, {"rooms_watermaze": 9})).double()
+
+    def play() -> list[Game]:
+        games = play_games(SUITE, "rooms_watermaze", network, settings, range(3), 2, 0, "test")
+        return sorted(games, key=lambda game: game.index)
+
+    whole = play()
+    assert [game.frames for game in whole] == [60, 60, 60]
+    for where in ("step:10", "reset:1"):
+        once = tmp_path / where.replace(":", "-")
+        monkeypatch.setenv("DMLAB_STANDIN_FAULT", f"exit@{where},once={once}")
+        assert play() == whole
+        assert once.exists()
+    monkeypatch.setenv("DMLAB_STANDIN_FAULT", "exit@step:10")
+    with pytest.raises(ValueError, match=r"game \d cannot be played: the engine of level .*rooms_watermaze.*, 2 times"):
+        play()
 
 
 @standin.standin_only
