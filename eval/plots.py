@@ -133,9 +133,9 @@ def profile(report: Report) -> Plot:
 
     def draw(figure: Figure) -> None:
         axes = plain_axes(figure)
-        sides: list[tuple[str, SideScores, Any, str]] = [("score", report.scores, "-", SUBJECT)]
-        if report.baseline_scores is not None and report.baseline_scores.scored:
-            sides.append(("baseline", report.baseline_scores, (0, (4, 2)), INK))
+        sides: list[tuple[str, SideScores, Any, str]] = [("score", report.aggregated, "-", SUBJECT)]
+        if report.baseline_aggregated is not None:
+            sides.append(("baseline", report.baseline_aggregated, (0, (4, 2)), INK))
         for label, scores, style, colour in sides:
             axes.plot(percents, 100 * shares(scores.means[None])[0], linestyle=style, color=colour, label=label, linewidth=1.4)
             if not scores.noise.unknown:

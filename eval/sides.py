@@ -1,6 +1,6 @@
 """One side of a report, the subject or its baseline: its runs, and from them scores and their noise per task."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -94,8 +94,11 @@ RUNS, EPISODES, NOTHING = "run to run and episode to episode", "episode to episo
 MIXED = "run to run where a task has several runs, else episode to episode only"
 
 
-def score(side: Side) -> SideScores:
-    """Scores and noise of a side. Raises ValueError on returns that are not finite."""
+def score(side: Side, wanted: Sequence[str] | None = None) -> SideScores:
+    """Scores and noise of a side. wanted: of no other tasks, as for what is compared with a side that lacks some.
+
+    Raises ValueError on returns that are not finite.
+    """
     suite, tasks, sd, num_runs, missing = side.suite, {}, {}, {}, []
     for task in suite.task_names:
         runs = [run.returns.get(task, np.empty(0)) for run in side.runs_of(task)]
@@ -108,7 +111,8 @@ def score(side: Side) -> SideScores:
         num_runs[task] = sum(len(values) > 0 for values in runs)
         games = np.concatenate([*runs, np.empty(0)])
         sd[task] = float(games.std(ddof=1)) if games.size > 1 else None
-    scored = tuple(task for task in suite.task_names if tasks[task].hns is not None)
+    known = [task for task in suite.task_names if tasks[task].hns is not None]
+    scored = tuple(task for task in known if wanted is None or task in wanted)
     means = np.array([tasks[task].hns for task in scored], dtype=float)
     noise = _noise(side, scored, missing)
     return SideScores(tasks, sd, num_runs, tuple(missing), scored, means, noise, _covers(side, num_runs, scored))

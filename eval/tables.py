@@ -52,7 +52,8 @@ def show(report: Report, console: Console) -> None:
     if report.has_change_aggregates and report.change is not None:
         console.print("change, points of the capped score:")
         for name in compare.CHANGES:
-            console.print(f"{name:<14} {change_amount(name, report.change.values[name])}{_change_ends(report, name)}{suffix}")
+            text = change_amount(name, report.change.values[name])
+            console.print(f"{name:<14} {text}{_change_ends(report, name)}{suffix}", soft_wrap=True)
     for note in words.notes(report):
         console.print(f"note: {note}", soft_wrap=True)
 
@@ -109,7 +110,7 @@ def change_table(report: Report) -> tuple[list[str], list[list[str]]]:
     columns = ["change of the capped score", "value", "95% interval"]
     if report.change is None or not report.has_change_aggregates:
         return columns, []
-    margin = report.change.margin
+    margin, suffix = report.change.margin, words.left_out(report)
     labels = {
         "mean": "mean", "lost": f"tasks worse by more than {margin:g}", "gained": f"tasks better by more than {margin:g}",
         "p5": "5th percentile", "p10": "10th percentile", "p25": "25th percentile", "p50": "median",
@@ -118,7 +119,7 @@ def change_table(report: Report) -> tuple[list[str], list[list[str]]]:
     rows = []
     for name in compare.CHANGES:
         ends = _ends_text(name, report.change.intervals[name])
-        rows.append([labels[name], change_amount(name, report.change.values[name]).strip(), ends])
+        rows.append([labels[name] + suffix, change_amount(name, report.change.values[name]).strip(), ends])
     return columns, rows
 
 

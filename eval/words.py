@@ -98,14 +98,13 @@ def _scores(report: Report) -> list[str]:
 
 
 def _missing(report: Report) -> list[str]:
+    total, left = len(report.scores.tasks), [t for t in report.scores.tasks if t not in report.aggregated.scored]
     found = []
-    total = len(report.scores.tasks)
     if report.missing and not report.aggregates:
         found.append(f"no aggregate: {len(report.missing)} of {total} tasks have no episode: {', '.join(report.missing)}")
-    elif report.missing:
-        found.append(
-            f"aggregates leave out {len(report.missing)} of {total} tasks without an episode: {', '.join(report.missing)}"
-        )
+    elif left and report.aggregates:
+        names = ", ".join(left)
+        found.append(f"aggregates leave out {len(left)} of {total} tasks, which lack episodes: {names}")
     if report.unscored:
         dummies = [task for task in report.unscored if task in NEED_IMAGES]
         why = f" (played with plain colours in place of their images: {', '.join(dummies)})" if dummies else ""
@@ -118,7 +117,7 @@ def _missing(report: Report) -> list[str]:
 
 def left_out(report: Report) -> str:
     """Beside each aggregate: how many tasks it leaves out; empty for none."""
-    absent = len(report.scores.tasks) - len(report.scores.scored)
+    absent = len(report.scores.tasks) - len(report.aggregated.scored)
     return f" ({absent} of {len(report.scores.tasks)} tasks missing)" if absent and report.aggregates else ""
 
 

@@ -318,3 +318,35 @@ def test_a_margin_is_a_number_of_points(capsys: pytest.CaptureFixture[str], marg
     with pytest.raises(SystemExit) as stop:
         score.main(["x", "--baseline", "y", "--margin", margin])
     assert stop.value.code == 2 and "--margin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lacking", ["run", "baseline"])
+def test_two_sides_are_aggregated_over_the_tasks_that_both_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lacking: str
+) -> None:
+    """Else the difference of the means would be that of other tasks, and no change at all could look like one."""
+    now = {"catch": 80.0, "memory": 70.0, "instruction": 60.0, "large_rewards": 10.0}
+    sides: dict[str, dict[str, list[float]]] = {}
+    generator = np.random.default_rng(3)
+    for name, shift in (("run", 5.0), ("baseline", 0.0)):
+        sides[name] = {task: games(percent + shift, task, generator) for task, percent in now.items()}
+    del sides[lacking]["large_rewards"]
+    for name, values in sides.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
+    arguments = [tmp_path / "run.json", "--suite", "toy", "--baseline", tmp_path / "baseline.json", "--allow-missing"]
+    code, out, _ = main(capsys, *arguments, "--out", tmp_path / "out")
+    assert code == 0
+    said = re.search(r"rises by ([\d.]+) points \(([\d.]+) to ([\d.]+) %\)", out.splitlines()[0])
+    assert said is not None
+    points, before, after = map(float, said.groups())
+    assert points == pytest.approx(after - before, abs=0.011) and 2.0 < points < 8.0
+    report = read_report(tmp_path / "out")
+    for side, prefix in (("run", ""), ("baseline", "baseline_")):
+        mean = np.mean([report["tasks"][task][f"{prefix}capped"] for task in list(now)[:3]])
+        assert report[f"{prefix}aggregates"]["mean_capped"]["value"] == pytest.approx(mean), side
+        assert report[f"{prefix}aggregates"]["below_25"]["value"] == 0  # large_rewards would be one
+    beside = [line for line in out.splitlines() if line.endswith("(1 of 4 tasks missing)")]
+    assert len(beside) == len(metrics.AGGREGATES) + 10
+    assert "aggregates leave out 1 of 4 tasks, which lack episodes: large_rewards" in out
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert page.count("(1 of 4 tasks missing)") == len(metrics.AGGREGATES) + 10
