@@ -24,7 +24,7 @@ class Report:
     aggregated, baseline_aggregated: the scores of the tasks that aggregates are over; with a baseline those that both
     sides have, or the difference of two means would be of different tasks. aggregates: name -> percent or count, empty
     where tasks are missing (unless allowed) or unscored: a mean over some of the tasks would pass for the mean over all.
-    forced: differences of meaning that --force let pass. remarks: others.
+    forced: differences of meaning, within a side or between the two, that --force let pass. remarks: others.
     """
 
     side: Side
@@ -62,7 +62,9 @@ def make_report(
     scores = score(side)
     unscored = tuple(task for task in side.suite.task_names if not metrics.is_scored(side.suite, task))
     aggregates, ends = _aggregates(scores, allow_missing)
-    report = Report(side, scores, scores.missing, unscored, scores, aggregates, ends, version=code_version())
+    report = Report(
+        side, scores, scores.missing, unscored, scores, aggregates, ends, forced=side.forced, version=code_version()
+    )
     if baseline is None:
         return report
     before = score(baseline)
@@ -88,7 +90,7 @@ def make_report(
         baseline_aggregates=baseline_aggregates,
         baseline_ends=baseline_ends,
         change=compare.compare(scores, before, (side.kind == "published", baseline.kind == "published"), margin),
-        forced=forced,
+        forced=tuple(dict.fromkeys((*side.forced, *baseline.forced, *forced))),
         remarks=remarks,
     )
 

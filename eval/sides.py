@@ -40,7 +40,7 @@ class Side:
     """suite: with the score table of the report, cut to the tasks compared. identity: what all its runs share.
 
     fixed: published normalised scores without a raw return, in percent. stated_suite: as the source itself states it, where
-    that is not `suite`.
+    that is not `suite`. forced: what makes its runs no seeds of one experiment, and --force let pass.
     """
 
     label: str
@@ -50,6 +50,7 @@ class Side:
     runs: tuple[RunData, ...]
     fixed: Mapping[str, float] = field(default_factory=dict)
     stated_suite: Suite | None = None
+    forced: tuple[str, ...] = ()
 
     @property
     def own_suite(self) -> Suite:

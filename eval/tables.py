@@ -31,8 +31,9 @@ DETAILS_OF_A_CHANGE = tuple(title for _, title in DETAILS[5:13])
 
 def show(report: Report, console: Console) -> None:
     """Print what must not be missed, the identity, the table of tasks, and the aggregates or why there are none."""
+    alarming = report.change is not None or bool(report.forced)
     for i, sentence in enumerate(words.headline(report)):
-        console.print(sentence, soft_wrap=True, style="bold red" if i == 0 and report.change is not None else "bold")
+        console.print(sentence, soft_wrap=True, style="bold red" if i == 0 and alarming else "bold")
     for label, text in words.identity_lines(report):
         console.print(f"{label:<18}{text}", soft_wrap=True)
     columns, rows = task_table(report)

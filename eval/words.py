@@ -27,14 +27,19 @@ LABELS = {
 def headline(report: Report) -> list[str]:
     """What must not be missed, most important first."""
     if report.change is None:
-        return [*_missing(report), *_scores(report)]
+        return [*_forced(report), *_missing(report), *_scores(report)]
     return [*_forced(report), *_losses(report), *_missing(report), *_gains(report)]
 
 
 def _forced(report: Report) -> list[str]:
-    if not report.forced:
-        return []
-    return [f"COMPARED BY FORCE, although the two sides do not mean the same: {'; '.join(report.forced)}."]
+    within = [*report.side.forced, *(report.baseline.forced if report.baseline is not None else ())]
+    between = [text for text in report.forced if text not in within]
+    found = []
+    if between:
+        found.append(f"COMPARED BY FORCE, although the two sides do not mean the same: {'; '.join(between)}.")
+    if within:
+        found.append(f"POOLED BY FORCE, although these runs are not seeds of one experiment: {'; '.join(within)}.")
+    return found
 
 
 def _losses(report: Report) -> list[str]:

@@ -350,3 +350,21 @@ def test_two_sides_are_aggregated_over_the_tasks_that_both_have(
     assert "aggregates leave out 1 of 4 tasks, which lack episodes: large_rewards" in out
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert page.count("(1 of 4 tasks missing)") == len(metrics.AGGREGATES) + 10
+
+
+def test_runs_pooled_by_force_are_said_on_either_side(
+    atari: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = "network.core_size: 256 against 32"
+    for arguments in (
+        [atari["plain"], atari["wide"]],
+        [atari["plain"], atari["wide"], "--baseline", atari["again"]],
+        [atari["again"], "--baseline", atari["plain"], atari["wide"]],
+    ):
+        code, out, _ = main(capsys, *arguments, "--force", "--out", tmp_path)
+        assert code == 0 and out.startswith("POOLED BY FORCE") and wide in out.splitlines()[0]
+        assert [text.partition(": ")[2] for text in read_report(tmp_path)["forced"]] == [wide]
+        assert f'<p class="first alarm">{out.splitlines()[0]}' in (tmp_path / "report.html").read_text(encoding="utf-8")
+    code, out, _ = main(capsys, atari["plain"], atari["wide"], "--baseline", atari["protocol"], "--force", "--out", tmp_path)
+    assert out.startswith("COMPARED BY FORCE") and out.splitlines()[1].startswith("POOLED BY FORCE")
+    assert len(read_report(tmp_path)["forced"]) == 2
