@@ -11,7 +11,7 @@ from eval import compare, intervals, metrics
 from eval.budget import compare_budgets, side_budget
 from eval.compare import Change
 from eval.curves import MECHANISM, RunCurves, forgetting
-from eval.sides import Side, SideScores, score
+from eval.sides import Side, SideScores, absent, score
 from launch.config import code_version
 
 Ends = tuple[float, float] | None
@@ -70,7 +70,7 @@ def make_report(
     before = score(baseline)
     if before.missing and not allow_missing:
         raise ValueError(
-            f"the baseline {baseline.label} has no game of {', '.join(before.missing)}: add runs, or compare the other tasks "
+            f"the baseline {baseline.label} lacks tasks ({absent(baseline, before)}): add runs, or compare the other tasks "
             f"with --allow-missing."
         )
     if unscored:

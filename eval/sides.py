@@ -66,8 +66,9 @@ class Side:
 class SideScores:
     """tasks: every task of the suite. sd: of raw returns of single games. num_runs: with a game of the task.
 
-    missing: tasks for which some run has no game. scored: tasks with a score, in the suite's order: N. means [N] and
-    noise are of these, in percent, uncapped. covers: what the noise is of.
+    missing: tasks for which some run has no game: their score is of the other runs, and nothing is made of it. scored:
+    the other tasks with a score, in the suite's order: N. means [N] and noise are of these, in percent, uncapped.
+    covers: what the noise is of.
     """
 
     tasks: dict[str, metrics.TaskScore]
@@ -112,22 +113,21 @@ def score(side: Side, wanted: Sequence[str] | None = None) -> SideScores:
         num_runs[task] = sum(len(values) > 0 for values in runs)
         games = np.concatenate([*runs, np.empty(0)])
         sd[task] = float(games.std(ddof=1)) if games.size > 1 else None
-    known = [task for task in suite.task_names if tasks[task].hns is not None]
+    known = [task for task in suite.task_names if tasks[task].hns is not None and task not in missing]
     scored = tuple(task for task in known if wanted is None or task in wanted)
     means = np.array([tasks[task].hns for task in scored], dtype=float)
-    noise = _noise(side, scored, missing)
+    noise = _noise(side, scored)
     return SideScores(tasks, sd, num_runs, tuple(missing), scored, means, noise, _covers(side, num_runs, scored))
 
 
-def _noise(side: Side, scored: tuple[str, ...], missing: list[str]) -> intervals.Noise:
-    if side.kind == "runs" and len(side.runs) > 1 and not set(scored) & set(missing):
+def _noise(side: Side, scored: tuple[str, ...]) -> intervals.Noise:
+    if side.kind == "runs" and len(side.runs) > 1:
         rows = [[_percent(side.suite, task, run.returns[task]).mean() for task in scored] for run in side.runs]
         return intervals.noise_of_runs(np.array(rows))
     errors, degrees = [], []
     for task in scored:
         # Published numbers are means of games that nobody else has seen: one number says nothing of its noise.
         runs = [] if side.kind == "published" else [_percent(side.suite, task, r.returns[task]) for r in side.runs_of(task)]
-        runs = [values for values in runs if len(values)]
         sample = np.array([values.mean() for values in runs]) if len(runs) > 1 else np.concatenate([*runs, np.empty(0)])
         errors.append(sample.std(ddof=1) / np.sqrt(sample.size) if sample.size > 1 else np.nan)
         degrees.append(sample.size - 1)
@@ -138,6 +138,22 @@ def _percent(suite: Suite, task: str, returns: np.ndarray) -> np.ndarray:
     """Raw returns [n] in percent."""
     zero = suite.normalise(task, 0.0)
     return zero + (suite.normalise(task, 1.0) - zero) * np.asarray(returns, dtype=float)
+
+
+def absent(side: Side, scores: SideScores) -> str:
+    """Which tasks have no episode, and which have none in some of the runs; empty where none is missing."""
+    whole = [task for task in scores.missing if not scores.num_runs[task]]
+    found = []
+    if whole:
+        found.append(f"{len(whole)} of {len(scores.tasks)} tasks have no episode: {', '.join(whole)}")
+    partly: dict[tuple[int, int], list[str]] = {}
+    for task in scores.missing:
+        if task not in whole:
+            runs = len(side.runs_of(task))
+            partly.setdefault((runs - scores.num_runs[task], runs), []).append(task)
+    for (lacking, runs), tasks in partly.items():
+        found.append(f"{lacking} of {runs} runs {'has' if lacking == 1 else 'have'} no episode of {', '.join(tasks)}")
+    return "; ".join(found)
 
 
 def _covers(side: Side, num_runs: dict[str, int], scored: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from eval import compare, intervals, metrics
 from eval.budget import compare_budgets
 from eval.report import Report
-from eval.sides import EPISODES, MIXED, NOTHING, RUNS, Side
+from eval.sides import EPISODES, MIXED, NOTHING, RUNS, Side, absent
 from tasks.dmlab import NEED_IMAGES
 
 LABELS = {
@@ -106,24 +106,25 @@ def _missing(report: Report) -> list[str]:
     total, left = len(report.scores.tasks), [t for t in report.scores.tasks if t not in report.aggregated.scored]
     found = []
     if report.missing and not report.aggregates:
-        found.append(f"no aggregate: {len(report.missing)} of {total} tasks have no episode: {', '.join(report.missing)}")
+        found.append(f"no aggregate: {absent(report.side, report.scores)}")
     elif left and report.aggregates:
-        names = ", ".join(left)
-        found.append(f"aggregates leave out {len(left)} of {total} tasks, which lack episodes: {names}")
+        found.append(f"aggregates leave out {len(left)} of {total} tasks: {', '.join(left)}")
+        if report.missing:
+            found.append(absent(report.side, report.scores))
     if report.unscored:
         dummies = [task for task in report.unscored if task in NEED_IMAGES]
         why = f" (played with plain colours in place of their images: {', '.join(dummies)})" if dummies else ""
         found.append(f"no aggregate: {len(report.unscored)} tasks have no scores: {', '.join(report.unscored)}{why}")
-    if report.baseline_scores is not None and report.baseline_scores.missing:
-        names = ", ".join(report.baseline_scores.missing)
-        found.append(f"the baseline has no episode of {len(report.baseline_scores.missing)} of {total} tasks: {names}")
+    if report.baseline is not None and report.baseline_scores is not None and report.baseline_scores.missing:
+        found.append(f"of the baseline, {absent(report.baseline, report.baseline_scores)}")
     return found
 
 
 def left_out(report: Report) -> str:
     """Beside each aggregate: how many tasks it leaves out; empty for none."""
-    absent = len(report.scores.tasks) - len(report.aggregated.scored)
-    return f" ({absent} of {len(report.scores.tasks)} tasks missing)" if absent and report.aggregates else ""
+    total = len(report.scores.tasks)
+    missing = total - len(report.aggregated.scored)
+    return f" ({missing} of {total} tasks missing)" if missing and report.aggregates else ""
 
 
 def notes(report: Report) -> list[str]:

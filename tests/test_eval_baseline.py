@@ -135,9 +135,9 @@ def test_single_task_runs_are_a_baseline_each_for_its_task(tmp_path: Path, capsy
     again = main(capsys, *runs, "--baseline", tmp_path / "single")
     assert again[1].splitlines()[0] == out.splitlines()[0]
     code, _, err = main(capsys, *runs, "--baseline", *singles[:3])
-    assert code == 2 and "has no game of large_rewards" in err and "--allow-missing" in err
+    assert code == 2 and "1 of 4 tasks have no episode: large_rewards" in err and "--allow-missing" in err
     code, out, _ = main(capsys, *runs, "--baseline", *singles[:3], "--allow-missing")
-    assert code == 0 and "the baseline has no episode of 1 of 4 tasks: large_rewards" in out
+    assert code == 0 and "of the baseline, 1 of 4 tasks have no episode: large_rewards" in out
 
 
 def test_other_frames_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,7 +347,7 @@ def test_two_sides_are_aggregated_over_the_tasks_that_both_have(
         assert report[f"{prefix}aggregates"]["below_25"]["value"] == 0  # large_rewards would be one
     beside = [line for line in out.splitlines() if line.endswith("(1 of 4 tasks missing)")]
     assert len(beside) == len(metrics.AGGREGATES) + 10
-    assert "aggregates leave out 1 of 4 tasks, which lack episodes: large_rewards" in out
+    assert "aggregates leave out 1 of 4 tasks: large_rewards" in out
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert page.count("(1 of 4 tasks missing)") == len(metrics.AGGREGATES) + 10
 
@@ -368,3 +368,23 @@ def test_runs_pooled_by_force_are_said_on_either_side(
     code, out, _ = main(capsys, atari["plain"], atari["wide"], "--baseline", atari["protocol"], "--force", "--out", tmp_path)
     assert out.startswith("COMPARED BY FORCE") and out.splitlines()[1].startswith("POOLED BY FORCE")
     assert len(read_report(tmp_path)["forced"]) == 2
+
+
+def test_a_task_that_some_runs_lack_is_missing_and_said_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = fake_run(tmp_path / "whole", toy_returns(1), "seed=1")
+    gap = fake_run(tmp_path / "gap", {**toy_returns(2), "memory": []}, "seed=2")
+    code, out, _ = main(capsys, whole, gap, "--out", tmp_path / "out")
+    assert code == 1 and "no aggregate: 1 of 2 runs has no episode of memory" in out
+    assert "have no episode" not in out
+    code, out, _ = main(capsys, whole, gap, "--allow-missing", "--out", tmp_path / "out")
+    assert code == 0 and "aggregates leave out 1 of 4 tasks: memory" in out and "1 of 2 runs has no episode of memory" in out
+    report = read_report(tmp_path / "out")
+    assert report["missing"] == ["memory"] and report["tasks"]["memory"]["n"] == 60
+    others = [report["tasks"][task]["capped"] for task in TOY.task_names if task != "memory"]
+    assert report["aggregates"]["mean_capped"]["value"] == pytest.approx(np.mean(others))
+    other = fake_run(tmp_path / "other", toy_returns(3), "seed=3")
+    code, _, err = main(capsys, other, "--baseline", whole, gap)
+    assert code == 2 and "1 of 2 runs has no episode of memory" in err
+    code, out, _ = main(capsys, other, "--baseline", whole, gap, "--allow-missing", "--out", tmp_path / "out")
+    report = read_report(tmp_path / "out")
+    assert code == 0 and report["tasks"]["memory"]["verdict"] is None and report["change"]["mean"] is not None
