@@ -22,9 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_flags(args)
         result = build(args)
+        # First: a reader of the terminal's text may close the pipe (`| head`).
+        written = [] if args.out is None else write(result, args.out)
         tables.show(result, tables.make_console(sys.stdout.isatty()))
-        if args.out is not None:
-            print(f"written: {', '.join(str(path) for path in write(result, args.out))}")
+        if written:
+            print(f"written: {', '.join(map(str, written))}")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -238,3 +238,15 @@ def test_counts_below_one_are_refused(run_dir: Path, capsys: pytest.CaptureFixtu
         score.main([str(run_dir), flag, "0"])
     assert stop.value.code == 2
     assert flag in capsys.readouterr().err
+
+
+def test_files_are_written_although_nobody_reads_the_terminal(tmp_path: Path) -> None:
+    returns = write_returns(tmp_path, TOY_RETURNS)
+    call = [sys.executable, "eval/score.py", str(returns), "--suite", "toy", "--out", str(tmp_path / "out")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as closed:
+        subprocess.run(call, cwd=ROOT, stdout=closed, stderr=subprocess.DEVNULL, check=False)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "report.csv", "report.html", "report.json", "report.md"
+    ]  # fmt: skip
