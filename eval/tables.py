@@ -26,6 +26,8 @@ DETAILS = (
     ("change_uncapped", "uncapped change"), ("change_uncapped_low,change_uncapped_high", "its interval"),
     ("p_holm", "p (Holm)"), ("train_minus_test", "train - test"), ("forgetting", "forgetting"),
 )  # fmt: skip
+# More runs of a side than that would push the tables off the terminal.
+MOST_RUNS = 10
 DETAILS_OF_A_CHANGE = tuple(title for _, title in DETAILS[5:13])
 
 
@@ -34,7 +36,7 @@ def show(report: Report, console: Console) -> None:
     alarming = report.change is not None or bool(report.forced)
     for i, sentence in enumerate(words.headline(report)):
         console.print(sentence, soft_wrap=True, style="bold red" if i == 0 and alarming else "bold")
-    for label, text in words.identity_lines(report):
+    for label, text in words.identity_lines(report, MOST_RUNS):
         console.print(f"{label:<18}{text}", soft_wrap=True)
     columns, rows = task_table(report)
     table = Table()

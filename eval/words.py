@@ -1,6 +1,8 @@
 """The sentences of a report: first of all which tasks were lost, then how sure that is, and what was compared."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from eval import compare, intervals, metrics
 from eval.budget import compare_budgets
@@ -155,8 +157,9 @@ def _covers(what: str, covers: str, side: Side) -> str:
     return f"{what} ({100 * intervals.LEVEL:g} percent) cover {unit[covers]}."
 
 
-def identity_lines(report: Report) -> list[tuple[str, str]]:
-    """Label and text of what was measured, and of the baseline where it differs."""
+def identity_lines(report: Report, most_runs: int | None = None) -> list[tuple[str, str]]:
+    """Label and text of what was measured, and of the baseline where it differs; then a line for each run, but none of a
+    side that has more than `most_runs`."""
     here = report.side.identity
     rows = [
         ("source", here.source),
@@ -171,6 +174,7 @@ def identity_lines(report: Report) -> list[tuple[str, str]]:
         ("reward transform", here.reward_transform),
         ("observation", here.observation),
         ("action repeat", "unstated" if here.frames_per_step is None else str(here.frames_per_step)),
+        ("action set", _actions(here.action_set)),
         ("training seeds", _seeds(report.side.runs)),
         ("code version", report.version),
     ]
@@ -179,7 +183,31 @@ def identity_lines(report: Report) -> list[tuple[str, str]]:
         rows.append(
             ("baseline", f"{there.source} ({report.baseline.kind}; {there.episodes}; seeds {_seeds(report.baseline.runs)})")
         )
+    for label, side in (("run", report.side), ("baseline run", report.baseline)):
+        shown = [] if side is None else [entry for entry in side.identity.runs if "checkpoint" in entry]
+        if most_runs is not None and len(shown) > most_runs:
+            rows.append((f"{label}s", f"{len(shown)}, listed in the files of --out"))
+        else:
+            rows += [(label, _run(entry)) for entry in shown]
     return rows
+
+
+def _actions(action_set: dict[str, int] | None) -> str:
+    """Legal actions per task; one number where all tasks have the same."""
+    if not action_set:
+        return "unstated"
+    if len(set(action_set.values())) == 1:
+        return f"{next(iter(action_set.values()))} actions in every task"
+    return ", ".join(f"{task} {count}" for task, count in action_set.items())
+
+
+def _run(entry: dict[str, Any]) -> str:
+    """One run: its folder, seed, frames, and the parameters that played, or that none did."""
+    frames = "frames unknown" if entry["frames"] is None else f"{entry['frames']:,} frames"
+    played = "games of the training"
+    if entry["checkpoint"] is not None:
+        played = f"checkpoint {Path(entry['checkpoint']).name}, parameters {entry['parameter_hash']}"
+    return f"{entry['source']}: seed {entry['seed']}, {frames}, {played}, code {entry['code_version']}"
 
 
 def _seeds(runs: Sequence[object]) -> str:

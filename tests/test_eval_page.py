@@ -153,3 +153,15 @@ def test_thirty_levels_three_seeds_a_hundred_games_take_seconds(tmp_path: Path) 
     began = time.process_time()
     assert score.main([*runs, "--out", str(tmp_path / "out")]) == 0
     assert time.process_time() - began < 10.0  # processor time: the machine may be busy with other things
+
+
+def test_each_run_is_listed_but_many_of_them_in_the_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(fake_run(tmp_path / f"r{i}", {task: [1.0, 2.0] for task in TOY.task_names}, f"seed={i}")) for i in range(11)]
+    assert score.main([runs[0], "--baseline", *runs[1:], "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert f"{runs[0]}: seed 0, 32 frames, games of the training" in out and f"{runs[10]}: seed 10, 32 frames" in out
+    assert score.main([*runs, "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "11, listed in the files of --out" in out and "seed 10," not in out
+    for ending in ("md", "html"):
+        assert f"{runs[10]}: seed 10, 32 frames" in (tmp_path / "out" / f"report.{ending}").read_text(encoding="utf-8")

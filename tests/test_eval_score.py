@@ -155,6 +155,11 @@ def test_games_are_played_with_a_checkpoint_whatever_the_number_of_environments(
         assert code == 0 and "sampled" in out and "6 whole games of each task" in out
         reports.append(read_report(tmp_path))
     assert reports[0] == reports[1]
+    texts = [out, *((tmp_path / f"report.{ending}").read_text(encoding="utf-8") for ending in ("md", "html"))]
+    for text in texts:
+        assert "catch 3, memory " in text  # the action set
+        assert f"checkpoint checkpoint-000000000002000.pt, parameters {reports[0]['identity']['parameter_hash']}" in text
+        assert ": seed 0, 2,000 frames" in text
     identity, tasks = reports[0]["identity"], reports[0]["tasks"]
     assert {score["n"] for score in tasks.values()} == {6}
     assert reports[0]["budget"]["frames"] == 2000 and reports[0]["budget"]["tasks"]["catch"]["frames"] == 500
@@ -245,8 +250,8 @@ def test_files_are_written_although_nobody_reads_the_terminal(tmp_path: Path) ->
     call = [sys.executable, "eval/score.py", str(returns), "--suite", "toy", "--out", str(tmp_path / "out")]
     reading, writing = os.pipe()
     os.close(reading)
-    with open(writing, "wb") as closed:
-        subprocess.run(call, cwd=ROOT, stdout=closed, stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(call, cwd=ROOT, stdout=writing, stderr=subprocess.DEVNULL, check=False)
+    os.close(writing)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "report.csv", "report.html", "report.json", "report.md"
     ]  # fmt: skip
