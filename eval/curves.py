@@ -1,7 +1,7 @@
 """Curves of a run: smoothed returns per task and their mean, forgetting, throughput, sample age, and what learning shows."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,31 @@ def forgetting(curve: TaskCurve, suite: Suite, task: str) -> float | None:
     if curve.best is None or curve.now is None or not metrics.is_scored(suite, task):
         return None
     return suite.normalise(task, curve.best) - suite.normalise(task, curve.now)
+
+
+def mean_cosines(found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any] | None:
+    """`gradient_cosines` of several runs as one: mean over the runs that measured a pair, sum of measurements, and `runs`;
+    None without a run. names: gives the order of tasks."""
+    if not found:
+        return None
+    tasks = [name for name in names if any(name in cosines["tasks"] for cosines in found)]
+    values = np.full((len(found), len(tasks), len(tasks)), np.nan)
+    for run, cosines in enumerate(found):
+        kept = [i for i, name in enumerate(cosines["tasks"]) if name in tasks]
+        places = [tasks.index(cosines["tasks"][i]) for i in kept]
+        values[np.ix_([run], places, places)] = np.array(cosines["matrix"], dtype=float)[np.ix_(kept, kept)]
+    counts = np.isfinite(values).sum(0)
+    means = np.nansum(values, 0) / np.maximum(counts, 1)
+    upper = np.triu(counts > 0, 1)
+    costs = [cosines["cost_percent"] for cosines in found if cosines.get("cost_percent") is not None]
+    return {
+        "tasks": tasks,
+        "matrix": [[float(means[i, j]) if counts[i, j] else None for j in range(len(tasks))] for i in range(len(tasks))],
+        "share_negative": float((means[upper] < 0).mean()) if upper.any() else None,
+        "measurements": sum(cosines["measurements"] for cosines in found),
+        "cost_percent": float(np.mean(costs)) if costs else None,
+        "runs": len(found),
+    }
 
 
 def _mean_curve(suite: Suite, columns: Mapping[str, Columns]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -177,7 +177,8 @@ def cosine_map(cosines: dict[str, Any]) -> Plot:
 
     share = cosines.get("share_negative")
     below = "" if share is None else f"; {100 * share:.0f} percent of pairs are below zero"
-    title = f"Cosines between tasks' gradients ({cosines.get('measurements', '?')} measurements{below})"
+    runs, measured = (f"{cosines[name]} {name if cosines[name] != 1 else name[:-1]}" for name in ("runs", "measurements"))
+    title = f"Cosines between tasks' gradients ({measured} in {runs}{below})"
     alt = f"Heat map of cosines between gradients of {len(names)} tasks{below}."
     return Plot("cosines", title, alt, render("cosines", height, draw))
 

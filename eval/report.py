@@ -10,7 +10,7 @@ import numpy as np
 from eval import compare, intervals, metrics
 from eval.budget import compare_budgets, side_budget
 from eval.compare import Change
-from eval.curves import MECHANISM, RunCurves, forgetting
+from eval.curves import MECHANISM, RunCurves, forgetting, mean_cosines
 from eval.sides import Side, SideScores, absent, score
 from launch.config import code_version
 
@@ -204,7 +204,7 @@ def mechanism(side: Side) -> dict[str, Any]:
     for name in ("sample_age_versions_mean", "sample_age_seconds_mean"):
         values = [c.mechanism[""][name] for c in shown if name in c.mechanism.get("", {})]
         whole[name] = float(np.mean(values)) if values else None
-    cosines = next((c.cosines for c in shown if c.cosines), None)
+    cosines = mean_cosines([c.cosines for c in shown if c.cosines], side.suite.task_names)
     return {"tasks": tasks, **whole, "gradient_cosines": cosines}
 
 
