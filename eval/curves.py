@@ -19,7 +19,14 @@ WINDOW_EPISODES = 100
 POINTS = 200
 # Mechanism: means over so many last records of metrics.jsonl.
 LAST_RECORDS = 10
-MECHANISM = ("entropy", "clipped_ratio_share", "effective_sample_size", "kl_behaviour_target", "gradient_norm", "sample_age")
+MECHANISM = (
+    "entropy",
+    "clipped_ratio_share",
+    "effective_sample_size",
+    "kl_behaviour_target",
+    "gradient_norm",
+    "sample_age_versions_mean",
+)
 LOSSES = ("policy_gradient_loss", "baseline_loss", "entropy_loss")
 
 

@@ -25,6 +25,7 @@ def record(updates: int, **more: Any) -> dict[str, Any]:
             "share": 0.25,
             "entropy": updates / 10,
             "gradient_norm": 2.0,
+            "sample_age_versions_mean": 7.5,
             "policy_gradient_loss": -0.5,
         }
         for task in TOY.task_names
@@ -130,7 +131,7 @@ def test_the_mechanism_is_reported_and_what_was_not_measured_is_null(run: Path, 
     assert report["mechanism"]["gradient_cosines"] == {**COSINES, "runs": 1}
     memory = report["mechanism"]["tasks"]["memory"]
     assert memory["entropy"] == pytest.approx(np.mean(np.arange(12, 22) / 10)) and memory["gradient_norm"] == 2.0
-    assert memory["kl_behaviour_target"] is None
+    assert memory["kl_behaviour_target"] is None and memory["sample_age_versions_mean"] == 7.5
     assert report["mechanism"]["sample_age_versions_mean"] == 5.0
     assert report["budget"]["updates"] == 21 and report["budget"]["seconds"] == 42.0
     assert report["budget"]["tasks"]["memory"]["policy_gradient_loss"] == -0.5
