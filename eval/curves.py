@@ -27,6 +27,7 @@ MECHANISM = (
     "gradient_norm",
     "sample_age_versions_mean",
 )
+NUMBERS = ("seconds", "frames_per_second", "sample_age_versions_mean", "sample_age_seconds_mean", "updates")
 LOSSES = ("policy_gradient_loss", "baseline_loss", "entropy_loss")
 
 
@@ -166,9 +167,9 @@ def _read_metrics(path: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    record = orjson.loads(line)
+                    record = _checked(orjson.loads(line))
                     points.append({name: record.get(name) for name in wanted})
-                except (ValueError, AttributeError) as error:
+                except ValueError as error:
                     raise ValueError(f"line {number} of {path} is damaged ({error}): remove it") from error
                 recent = [*recent[-LAST_RECORDS + 1 :], record]
                 cosines = record.get("gradient_cosines") or cosines
@@ -189,6 +190,20 @@ def _read_metrics(path: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
         },
     }
     return {"points": points, "budget": budget, "mechanism": mechanism, "cosines": cosines}
+
+
+def _checked(record: Any) -> dict[str, Any]:
+    """The record; ValueError where it is none, or something that is averaged is no number."""
+    if not isinstance(record, dict) or not isinstance(record.get("tasks", {}), dict):
+        raise ValueError("no record")
+    rows = [record, *record.get("tasks", {}).values()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("a task without names")
+    for row in rows:
+        for name in (*NUMBERS, *MECHANISM, *LOSSES):
+            if not isinstance(row.get(name), int | float | None):
+                raise ValueError(f"{name} is {row[name]!r}")
+    return record
 
 
 def _mean_of(recent: list[dict[str, Any]], task: str, name: str) -> float | None:

@@ -116,9 +116,10 @@ def _check_ignored(args: argparse.Namespace) -> None:
         raise ValueError(f"--suite does not apply to {source}: a run says its suite; leave the flag out.")
     if args.published is None and args.source[0].is_file() and args.suite is None:
         raise ValueError(f"{source} does not say its suite; add --suite NAME or --suite FILE.yaml.")
-    for name in ("force", "margin"):
-        if getattr(args, name) and not args.baseline and len(args.source) < 2:
-            raise ValueError(f"--{name} does not apply to {source}: there is no --baseline.")
+    if args.margin is not None and not args.baseline:
+        raise ValueError(f"--margin {args.margin:g} does not apply to {source}: there is no --baseline.")
+    if args.force and not args.baseline and len(args.source) < 2:
+        raise ValueError(f"--force does not apply to {source}: there is no --baseline.")
 
 
 def build(args: argparse.Namespace) -> Report:

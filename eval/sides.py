@@ -93,6 +93,7 @@ class SideScores:
 
 
 RUNS, EPISODES, NOTHING = "run to run and episode to episode", "episode to episode only, within one run", "nothing"
+NO_SCORE = "nothing: no task has a score"
 MIXED = "run to run where a task has several runs, else episode to episode only"
 
 
@@ -158,7 +159,9 @@ def absent(side: Side, scores: SideScores) -> str:
 
 def _covers(side: Side, num_runs: dict[str, int], scored: tuple[str, ...]) -> str:
     counts = {num_runs[task] for task in scored}
-    if side.kind == "published" or not counts:
+    if not counts:
+        return NO_SCORE
+    if side.kind == "published":
         return NOTHING
     if min(counts) > 1:
         return RUNS

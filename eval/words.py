@@ -7,7 +7,7 @@ from typing import Any
 from eval import compare, intervals, metrics
 from eval.budget import compare_budgets
 from eval.report import Report
-from eval.sides import EPISODES, MIXED, NOTHING, RUNS, Side, absent
+from eval.sides import EPISODES, MIXED, NO_SCORE, NOTHING, RUNS, Side, absent
 from tasks.dmlab import NEED_IMAGES
 
 LABELS = {
@@ -76,7 +76,9 @@ def _mean_change(report: Report) -> str:
         return ""
     points = report.change.values["mean"]
     before, now = report.baseline_aggregates["mean_capped"], report.aggregates["mean_capped"]
-    verb = "rises" if points > 0 else "falls" if points < 0 else "stays"
+    if abs(points) < 0.005:
+        return f" - and the mean capped score stays ({before:.2f} to {now:.2f} %)"
+    verb = "rises" if points > 0 else "falls"
     linked = "although" if points > 0 and report.change.fallen() else "and"
     return f" - {linked} the mean capped score {verb} by {abs(points):.2f} points ({before:.2f} to {now:.2f} %)"
 
@@ -116,7 +118,8 @@ def _missing(report: Report) -> list[str]:
     if report.unscored:
         dummies = [task for task in report.unscored if task in NEED_IMAGES]
         why = f" (played with plain colours in place of their images: {', '.join(dummies)})" if dummies else ""
-        found.append(f"no aggregate: {len(report.unscored)} tasks have no scores: {', '.join(report.unscored)}{why}")
+        have = "1 task has" if len(report.unscored) == 1 else f"{len(report.unscored)} tasks have"
+        found.append(f"no aggregate: {have} no scores: {', '.join(report.unscored)}{why}")
     if report.baseline is not None and report.baseline_scores is not None and report.baseline_scores.missing:
         found.append(f"of the baseline, {absent(report.baseline, report.baseline_scores)}")
     return found
@@ -137,7 +140,7 @@ def notes(report: Report) -> list[str]:
         if report.change is not None and any(change.p_value is not None for change in report.change.tasks.values()):
             found.append(f"test: {compare.TEST}")
         found.append(f"budget: {compare_budgets(report.side, report.baseline)}.")
-    if report.scores.noise.unknown and report.scores.covers != NOTHING:
+    if report.scores.noise.unknown and report.side.kind != "published":
         names = ", ".join(report.scores.scored[index] for index in report.scores.noise.unknown)
         found.append(f"one game only, so no interval: {names}; the aggregates have none either.")
     found += [f"the sides differ: {remark}." for remark in report.remarks]
@@ -147,9 +150,12 @@ def notes(report: Report) -> list[str]:
 def _covers(what: str, covers: str, side: Side) -> str:
     if covers == NOTHING:
         return f"{what}: none; single published numbers say nothing of their noise, they are taken as exact."
+    if covers == NO_SCORE:
+        return f"{what}: none, as no task has a score."
     if covers == EPISODES:
+        single = "each task has one run" if side.kind == "single-task runs" else "there is one run"
         return (
-            f"{what} ({100 * intervals.LEVEL:g} percent) cover episode noise only: there is one run, so another "
+            f"{what} ({100 * intervals.LEVEL:g} percent) cover episode noise only: {single}, so another "
             "training with another seed may differ by more."
         )
     count = f"{len(side.runs)} runs" if side.kind == "runs" else "the runs of each task"
@@ -163,7 +169,10 @@ def identity_lines(report: Report, most_runs: int | None = None) -> list[tuple[s
     here = report.side.identity
     rows = [
         ("source", here.source),
-        ("suite", f"{report.side.suite.name} ({len(report.side.suite.tasks)} tasks)"),
+        (
+            "suite",
+            f"{report.side.suite.name} ({len(report.side.suite.tasks)} task{'s' if len(report.side.suite.tasks) > 1 else ''})",
+        ),
         ("score table", report.side.suite.score_table),
         ("cap", metrics.CAP_RULE),
         ("policy", here.policy),
@@ -216,7 +225,7 @@ def _seeds(runs: Sequence[object]) -> str:
 
 
 def _count(number: int, total: int) -> str:
-    return f"{number} of {total} tasks {'is' if number == 1 else 'are'}"
+    return f"{number} of {total} task{'' if total == 1 else 's'} {'is' if number == 1 else 'are'}"
 
 
 def _named(report: Report, tasks: Sequence[str]) -> str:

@@ -290,7 +290,9 @@ def test_several_runs_must_be_seeds_of_one_experiment(atari: dict[str, Path], ca
         (["plain", "again", "--episodes", "3", "--checkpoint", "x.pt"], "--checkpoint x.pt is of one run, but 2"),
         (["plain", "toy.json"], "several sources must all be run folders"),
         (["plain", "--force"], "--force does not apply"),
-        (["plain", "--margin", "3"], "--margin does not apply"),
+        (["plain", "--margin", "3"], "--margin 3 does not apply"),
+        (["plain", "--margin", "0"], "--margin 0 does not apply"),
+        (["plain", "again", "--margin", "3"], "--margin 3 does not apply"),
         (["two", "--baseline", "toyrun"], "it has none of the tasks"),
     ],
 )
@@ -388,3 +390,21 @@ def test_a_task_that_some_runs_lack_is_missing_and_said_as_it_is(tmp_path: Path,
     code, out, _ = main(capsys, other, "--baseline", whole, gap, "--allow-missing", "--out", tmp_path / "out")
     report = read_report(tmp_path / "out")
     assert code == 0 and report["tasks"]["memory"]["verdict"] is None and report["change"]["mean"] is not None
+
+
+def test_what_is_not_so_is_not_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No change is not "by 0.00 points", a run is no published number, four single-task runs are not one run."""
+    run = fake_run(tmp_path / "run", toy_returns(1), "seed=1")
+    file = tmp_path / "returns.json"
+    file.write_text(json.dumps(toy_returns(1)), encoding="utf-8")
+    _, out, _ = main(capsys, run, "--baseline", file)
+    mean = out.splitlines()[0].rpartition(" - ")[2]
+    assert re.fullmatch(r"and the mean capped score stays \(([\d.]+) to \1 %\)\.", mean)
+    assert "protocol" not in out.partition("note:")[2]
+    assert "tasks worse by more than 5 " in out and "tasks better by more than 5 " in out
+    empty = fake_run(tmp_path / "empty", dict.fromkeys(TOY.task_names, ()))
+    _, out, _ = main(capsys, empty)
+    assert "no task has a score" in out and "published" not in out
+    singles = [fake_run(tmp_path / t, {t: v}, f"tasks=[{t}]") for t, v in toy_returns(2).items()]
+    _, out, _ = main(capsys, *singles)
+    assert "each task has one run" in out and "there is one run" not in out

@@ -191,3 +191,30 @@ def test_cosines_of_several_runs_are_their_mean_per_pair(tmp_path: Path) -> None
     assert "(8 measurements in 2 runs; 50 percent" in (out / "report.html").read_text(encoding="utf-8")
     assert score.main([str(runs[2]), "--out", str(out)]) == 0
     assert "(1 measurement in 1 run; 50 percent" in (out / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"seconds": "x", "tasks": []}',
+        '{"seconds": "x"}',
+        '{"tasks": {"catch": {"entropy": [1]}}}',
+        '{"tasks": {"catch": 3}}',
+        "[1]",
+    ],
+)
+def test_a_record_of_something_else_is_named(tmp_path: Path, line: str) -> None:
+    folder = fake_run(tmp_path / "run", {"catch": [1.0]}, records=[record(1)])
+    with (folder / "metrics.jsonl").open("a") as stream:
+        stream.write(line + "\n")
+    with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl is damaged"):
+        read(folder)
+
+
+@pytest.mark.parametrize("value", ["true", '"3"', "null"])
+def test_a_return_that_is_no_number_is_named(tmp_path: Path, value: str) -> None:
+    folder = fake_run(tmp_path / "run", {"catch": [1.0, 2.0]})
+    path = folder / "episodes.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace("2.0", value), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"line 2 of .*episodes\.jsonl.*remove it"):
+        read(folder)

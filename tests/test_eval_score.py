@@ -120,7 +120,7 @@ def test_unscored_tasks_have_no_aggregate_and_that_is_no_error(tmp_path: Path) -
     returns = write_returns(tmp_path, {"café": [3.0], "known": [5.0]})
     done = command(returns, "--suite", suite, "--out", tmp_path, locale="C")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "no aggregate: 1 tasks have no scores: café" in done.stdout
+    assert "no aggregate: 1 task has no scores: café" in done.stdout
     row = next(line for line in done.stdout.splitlines() if "│ café" in line)
     assert row.replace(" ", "") == "│café│1│3.00│-│-│-│"
     report = read_report(tmp_path)
