@@ -72,15 +72,17 @@ def bars(report: Report) -> Plot:
                 axes.plot(np.clip(ends, low, high), (y, y), color=INK, linewidth=1.0, solid_capstyle="butt")
             if not low <= means[task] <= high:
                 side = "right" if means[task] > high else "left"
-                axes.text(np.clip(means[task], low + 5, high - 5), y, f" {means[task]:.0f} ", ha=side, va="center", fontsize=7)
+                axes.text(np.clip(means[task], low + 5, high - 12), y, f" {means[task]:.0f} ", ha=side, va="center", fontsize=7)
             if report.baseline_scores is not None and task in report.baseline_scores.scored:
                 base = report.baseline_scores.means[report.baseline_scores.scored.index(task)]
-                axes.plot(np.clip(base, low, high), y, marker="D", markersize=3.6, color="none", mec=INK, mew=0.9)
+                cut = base > high or base < low  # an arrow head: the baseline lies further out
+                marker = "D" if not cut else ">" if base > high else "<"
+                axes.plot(np.clip(base, low, high), y, marker=marker, markersize=3.6, color="none", mec=INK, mew=0.9)
         axes.axvline(100, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.set_xlabel("normalised score, percent (0 random, 100 human)")
+        axes.set_xlabel(f"normalised score, percent (0 random, 100 human); cut at {high:.0f}, longer bars say how long")
         handles: list[Any] = [Patch(color=SUBJECT, label="score"), Line2D([], [], color=INK, label="95 % interval")]
         if report.baseline is not None:
-            handles.append(Line2D([], [], marker="D", markersize=3.6, color="none", mec=INK, label="baseline"))
+            handles.append(Line2D([], [], marker="D", markersize=3.6, color="none", mec=INK, label="baseline (> beyond)"))
         axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=3)
 
     worst = names[0]

@@ -128,11 +128,22 @@ def build(args: argparse.Namespace) -> Report:
     if not args.baseline:
         return make_report(side, allow_missing=args.allow_missing)
     baseline = baseline_side(args, side)
+    check_parameters(side, baseline)
     found = check_comparable(side, baseline, args.force)
     margin = compare.MARGIN_PERCENT if args.margin is None else args.margin
     return make_report(
         side, baseline, args.allow_missing, margin, tuple(found), tuple(remarks(side.identity, baseline.identity))
     )
+
+
+def check_parameters(side: Side, baseline: Side) -> None:
+    """Raise ValueError where the same parameters played on both sides, as with a copied run: they differ by nothing."""
+    ours, theirs = (
+        {entry["parameter_hash"]: entry["checkpoint"] for entry in one.identity.runs if entry.get("parameter_hash")}
+        for one in (side, baseline)
+    )
+    for same in sorted(ours.keys() & theirs.keys()):
+        raise ValueError(f"{ours[same]} and {theirs[same]} hold the same parameters: give --baseline another checkpoint.")
 
 
 def check_comparable(side: Side, baseline: Side, force: bool) -> list[str]:

@@ -101,6 +101,8 @@ def test_the_published_loss_is_printed(tmp_path: Path, capsys: pytest.CaptureFix
     )
     assert (change["lost"], change["gained"]) == (7, 15)
     assert {row["verdict"] for row in report["tasks"].values()} == {"not tested"}
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<tr class=lost>") == 7, "rows stand out although they cannot be tested"
 
 
 def test_the_published_brain_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,6 +179,8 @@ def test_an_earlier_checkpoint_is_played_with_the_same_games(tmp_path: Path, cap
     assert report["baseline_identity"]["episodes"] == report["identity"]["episodes"]
     assert report["baseline_budget"]["frames"] == 1000 and report["budget"]["frames"] == 2000
     assert "train_minus_test" in report["tasks"]["catch"]
+    code, _, err = main(capsys, tmp_path / "run", "--episodes", "3", "--baseline", files[1])
+    assert code == 2 and "hold the same parameters" in err and str(files[1]) in err
     code, _, err = main(capsys, tmp_path / "run", "--baseline", files[0])
     assert code == 2 and "is a checkpoint: add --episodes N" in err
     stray = tmp_path / "stray.pt"
