@@ -15,7 +15,8 @@ CHANGE_COUNTS = ("lost", "gained")
 Exact = tuple[bool, bool]
 TEST = (
     "Welch's two-sided t-test that the task's mean raw return did not change, from the means of the runs where a side has "
-    "several and from single games where it has one; published scores are taken as exact. P-values are corrected over tasks "
+    "several and from single games where it has one; published scores are taken as exact. Where all of a "
+    "side's are equal, p is at least what the exact permutation test can give. P-values are corrected over tasks "
     "by Holm's method at 5 percent. `lost`, `gained`: significant, and the capped score changed by more than the margin."
 )
 
@@ -107,21 +108,35 @@ def holm_correct(p_values: list[float | None]) -> list[float | None]:
 
 def _test(subject: SideScores, baseline: SideScores, task: str, exact: Exact) -> tuple[float | None, float | None]:
     """Welch's p-value, and by how many standard errors an interval reaches; None where a side's noise is unknown."""
-    squares, degrees = [], []
+    sides, squares, degrees = (subject, baseline), [], []
     if all(exact):
         return None, None
-    for side, known in zip((subject, baseline), exact, strict=True):
-        squares.append(0.0 if known else side.errors[task] ** 2)
+    now, before = (float(side.means[side.scored.index(task)]) for side in sides)
+    for side, known in zip(sides, exact, strict=True):
+        # Equal returns may have means that differ in the last bit.
+        flat = known or side.errors[task] < 1e-9 * max(1.0, abs(now), abs(before))
+        squares.append(0.0 if flat else side.errors[task] ** 2)
         degrees.append(np.inf if known else side.degrees[task])
     variance = sum(squares)
     if not np.isfinite(variance):
         return None, None
-    difference = subject.means[subject.scored.index(task)] - baseline.means[baseline.scored.index(task)]
-    if variance == 0.0:  # every game of both sides ended alike
-        return (0.0 if difference else 1.0), float(intervals.student(min(degrees)))
+    alike = any(square == 0.0 and not known for square, known in zip(squares, exact, strict=True))
+    lowest = _lowest_p(degrees) if alike else 0.0
+    if variance == 0.0:
+        differ = abs(now - before) > 1e-9 * max(1.0, abs(now), abs(before))
+        return (lowest if differ else 1.0), float(intervals.student(min(degrees)))
     welch = variance**2 / sum(square**2 / count for square, count in zip(squares, degrees, strict=True))
-    p_value = 2 * special.stdtr(welch, -abs(difference) / np.sqrt(variance))
-    return float(p_value), float(intervals.student(welch))
+    p_value = 2 * special.stdtr(welch, -abs(now - before) / np.sqrt(variance))
+    return max(float(p_value), lowest), float(intervals.student(welch))
+
+
+def _lowest_p(degrees: list[float]) -> float:
+    """The least p-value that so many units can give whatever they are: of the exact permutation test (both tails alike), or of
+    the sign test against an exact number (infinite degrees). Welch's is no evidence where a few equal units have variance 0."""
+    counts = [count + 1 for count in degrees]
+    if np.isinf(counts).any():
+        return float(2 * 0.5 ** min(counts))
+    return float(min(1.0, 2 / special.binom(sum(counts), counts[0])))
 
 
 def _task_change(

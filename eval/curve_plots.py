@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from eval import metrics
 from eval.curves import RunCurves
@@ -58,7 +59,7 @@ def task_plot(report: Report, ours: Sequence[RunCurves], theirs: Sequence[RunCur
     factor, unit = _unit(kind, [_task_x(run, task, kind) for run in (*ours, *theirs) for task in names])
 
     def draw(figure: Figure) -> None:
-        axes = rows_axes(figure, names, top=0.15, right=0.62)
+        axes = rows_axes(figure, names, top=0.38 if theirs else 0.15, right=0.62)
         rows = np.arange(len(names)) - 0.4
         scales = [_scale(suite, task, [*ours, *theirs]) for task in names]
         axes.hlines(rows, 0, 1, transform=axes.get_yaxis_transform(), color=FAINT, linewidth=0.5)
@@ -73,6 +74,12 @@ def task_plot(report: Report, ours: Sequence[RunCurves], theirs: Sequence[RunCur
                     axes.plot(x, y - 0.4 + 0.8 * (percent - low) / (high - low), color=colour, linestyle=style, linewidth=1.0)
             axes.text(1.01, y, _now(report, task, ours), transform=axes.get_yaxis_transform(), fontsize=7, va="center")
         axes.set_xlabel(_x_label(kind, unit, "each task"))
+        if theirs:
+            lines = [
+                Line2D([], [], color=SUBJECT, label="score"),
+                Line2D([], [], color=INK, linestyle=DASHED, label="baseline"),
+            ]
+            axes.legend(handles=lines, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2)
 
     title = f"Return of each task against {kind}: row from 0 (line) to 100 percent (dots); right: now, and lost since the best"
     alt = f"Smoothed training returns of {len(names)} tasks against {kind}; at the right the score now and the points lost."

@@ -1,7 +1,7 @@
 """Curves of a run: smoothed returns per task and their mean, forgetting, throughput, sample age, and what learning shows."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,15 @@ WINDOW_EPISODES = 100
 POINTS = 200
 # Mechanism: means over so many last records of metrics.jsonl.
 LAST_RECORDS = 10
-MECHANISM = ("entropy", "clipped_ratio_share", "effective_sample_size", "kl_behaviour_target", "gradient_norm", "sample_age")
+MECHANISM = (
+    "entropy",
+    "clipped_ratio_share",
+    "effective_sample_size",
+    "kl_behaviour_target",
+    "gradient_norm",
+    "sample_age_versions_mean",
+)
+NUMBERS = ("seconds", "frames_per_second", "sample_age_versions_mean", "sample_age_seconds_mean", "updates")
 LOSSES = ("policy_gradient_loss", "baseline_loss", "entropy_loss")
 
 
@@ -102,6 +110,31 @@ def forgetting(curve: TaskCurve, suite: Suite, task: str) -> float | None:
     return suite.normalise(task, curve.best) - suite.normalise(task, curve.now)
 
 
+def mean_cosines(found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any] | None:
+    """`gradient_cosines` of several runs as one: mean over the runs that measured a pair, sum of measurements, and `runs`;
+    None without a run. names: gives the order of tasks."""
+    if not found:
+        return None
+    tasks = [name for name in names if any(name in cosines["tasks"] for cosines in found)]
+    values = np.full((len(found), len(tasks), len(tasks)), np.nan)
+    for run, cosines in enumerate(found):
+        kept = [i for i, name in enumerate(cosines["tasks"]) if name in tasks]
+        places = [tasks.index(cosines["tasks"][i]) for i in kept]
+        values[np.ix_([run], places, places)] = np.array(cosines["matrix"], dtype=float)[np.ix_(kept, kept)]
+    counts = np.isfinite(values).sum(0)
+    means = np.nansum(values, 0) / np.maximum(counts, 1)
+    upper = np.triu(counts > 0, 1)
+    costs = [cosines["cost_percent"] for cosines in found if cosines.get("cost_percent") is not None]
+    return {
+        "tasks": tasks,
+        "matrix": [[float(means[i, j]) if counts[i, j] else None for j in range(len(tasks))] for i in range(len(tasks))],
+        "share_negative": float((means[upper] < 0).mean()) if upper.any() else None,
+        "measurements": sum(cosines["measurements"] for cosines in found),
+        "cost_percent": float(np.mean(costs)) if costs else None,
+        "runs": len(found),
+    }
+
+
 def _mean_curve(suite: Suite, columns: Mapping[str, Columns]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Frames of the run, seconds, and the mean capped score, at POINTS moments."""
     nothing = np.empty(0), np.empty(0), np.empty(0)
@@ -134,9 +167,9 @@ def _read_metrics(path: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    record = orjson.loads(line)
+                    record = _checked(orjson.loads(line))
                     points.append({name: record.get(name) for name in wanted})
-                except (ValueError, AttributeError) as error:
+                except ValueError as error:
                     raise ValueError(f"line {number} of {path} is damaged ({error}): remove it") from error
                 recent = [*recent[-LAST_RECORDS + 1 :], record]
                 cosines = record.get("gradient_cosines") or cosines
@@ -157,6 +190,20 @@ def _read_metrics(path: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
         },
     }
     return {"points": points, "budget": budget, "mechanism": mechanism, "cosines": cosines}
+
+
+def _checked(record: Any) -> dict[str, Any]:
+    """The record; ValueError where it is none, or something that is averaged is no number."""
+    if not isinstance(record, dict) or not isinstance(record.get("tasks", {}), dict):
+        raise ValueError("no record")
+    rows = [record, *record.get("tasks", {}).values()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("a task without names")
+    for row in rows:
+        for name in (*NUMBERS, *MECHANISM, *LOSSES):
+            if not isinstance(row.get(name), int | float | None):
+                raise ValueError(f"{name} is {row[name]!r}")
+    return record
 
 
 def _mean_of(recent: list[dict[str, Any]], task: str, name: str) -> float | None:

@@ -85,7 +85,10 @@ def _append(columns: dict[str, Columns], suite: Suite, rows: list[Any]) -> None:
     """Add rows to the columns of their tasks, all or none; raises where one is no episode, without saying which."""
     index = {task: i for i, task in enumerate(suite.task_names)}
     tasks = np.array([index[row["task"]] for row in rows], np.int32)
-    returns = np.array([row["return"] for row in rows], np.float64)
+    raw = [row["return"] for row in rows]
+    if not set(map(type, raw)) <= {int, float}:  # NumPy would take true and "3" for numbers
+        raise TypeError
+    returns = np.array(raw, np.float64)
     frames = np.array([row["frames"] for row in rows], np.int32)
     total_frames = np.array([row["total_frames"] for row in rows], np.int64)
     seconds = np.array([row.get("seconds", math.nan) for row in rows], np.float32)
@@ -112,6 +115,8 @@ def _check(row: Any, where: str, suite: Suite) -> None:
         np.int32(row["frames"]), np.int64(row["total_frames"]), float(row.get("seconds", 0.0))
     except (ValueError, LookupError, TypeError, OverflowError, AttributeError) as error:
         raise ValueError(f"{where} is no episode: {row!r}: remove it") from error
+    if type(row["return"]) not in (int, float):
+        raise ValueError(f"{where}: the return of {task} is {row['return']!r}, no number: remove it")
     if not known:
         raise ValueError(f"{where}: suite {suite.name} has no task {task!r}: remove it")
     if not math.isfinite(value):

@@ -75,7 +75,7 @@ def remarks(subject: Identity, baseline: Identity) -> list[str]:
         if there in (None, UNSTATED) and here not in (None, UNSTATED, "-"):
             if name in ("policy", "split", "protocol"):
                 found.append(f"the baseline's {label} is not stated")
-        elif here not in (None, UNSTATED) and here != there:
+        elif here not in (None, UNSTATED) and there not in (None, UNSTATED) and here != there:
             found.append(f"{label}: {here} against {there}")
     return found
 

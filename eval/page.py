@@ -1,8 +1,9 @@
 """report.html: one file, without scripts and without anything from the network; for screens, phones, dark and print."""
 
+from collections.abc import Collection
 from html import escape
 
-from eval import curve_plots, plots, tables, words
+from eval import compare, curve_plots, plots, tables, words
 from eval.budget import side_budget
 from eval.curves import MECHANISM
 from eval.report import Report, mechanism
@@ -15,6 +16,8 @@ STYLE = """
 @media print {
   :root { --back: #fff; --ink: #000; --soft: #333; --line: #999; --alarm: #000; }
   figure, tr { break-inside: avoid; }
+  .scroll { overflow: visible; }
+  .scroll.wide table { font-size: 5.5pt; } .scroll.wide :is(th, td) { padding: 1pt 2pt; white-space: normal; }
 }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 16px; max-width: 1260px; background: var(--back); color: var(--ink);
@@ -56,10 +59,10 @@ def to_html(report: Report) -> str:
     ]
     pictures = plots.score_plots(report)
     parts += _figures("Scores", pictures)
-    parts.append(f"<h2>Tasks</h2>{_table(*tables.task_table(report))}")
+    parts.append(f"<h2>Tasks</h2>{_table(*tables.task_table(report), lost=_lost(report))}")
     parts += _figures("Training", curve_plots.curve_plots(report))
     parts += _mechanism(report)
-    parts.append(f"<h2>Tasks in full</h2>{_table(*tables.detail_table(report))}")
+    parts.append(f"<h2>Tasks in full</h2>{_table(*tables.detail_table(report), wide=True)}")
     parts.append(_budget(report))
     rows = "".join(f"<dt>{escape(label)}</dt><dd>{escape(text)}</dd>" for label, text in words.identity_lines(report))
     parts.append(f"<h2>What was measured</h2><dl>{rows}</dl>")
@@ -125,10 +128,20 @@ def _cell(text: str) -> str:
     return escape(text).replace("_", "_<wbr>")
 
 
-def _table(columns: list[str], rows: list[list[str]]) -> str:
+def _table(columns: list[str], rows: list[list[str]], lost: Collection[str] = (), wide: bool = False) -> str:
+    """lost: first cells of the rows that stand out. wide: has to shrink to fit on paper."""
     head = "".join(f'<th scope="col">{_cell(column)}</th>' for column in columns)
     body = "".join(
-        f"<tr{' class=lost' if row[-1] == 'lost' else ''}>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>"
+        f"<tr{' class=lost' if row[0] in lost else ''}>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = "scroll wide" if wide else "scroll"
+    return f'<div class="{kind}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _lost(report: Report) -> list[str]:
+    """Tasks that are lost, or have fallen beyond the margin where nothing could be tested against chance."""
+    if report.change is None:
+        return []
+    untested = [task for task in report.change.fallen() if report.change.tasks[task].verdict == compare.NOT_TESTED]
+    return [*report.change.named(compare.LOST), *untested]

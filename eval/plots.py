@@ -72,15 +72,17 @@ def bars(report: Report) -> Plot:
                 axes.plot(np.clip(ends, low, high), (y, y), color=INK, linewidth=1.0, solid_capstyle="butt")
             if not low <= means[task] <= high:
                 side = "right" if means[task] > high else "left"
-                axes.text(np.clip(means[task], low + 5, high - 5), y, f" {means[task]:.0f} ", ha=side, va="center", fontsize=7)
+                axes.text(np.clip(means[task], low + 5, high - 12), y, f" {means[task]:.0f} ", ha=side, va="center", fontsize=7)
             if report.baseline_scores is not None and task in report.baseline_scores.scored:
                 base = report.baseline_scores.means[report.baseline_scores.scored.index(task)]
-                axes.plot(np.clip(base, low, high), y, marker="D", markersize=3.6, color="none", mec=INK, mew=0.9)
+                cut = base > high or base < low  # an arrow head: the baseline lies further out
+                marker = "D" if not cut else ">" if base > high else "<"
+                axes.plot(np.clip(base, low, high), y, marker=marker, markersize=3.6, color="none", mec=INK, mew=0.9)
         axes.axvline(100, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.set_xlabel("normalised score, percent (0 random, 100 human)")
+        axes.set_xlabel(f"normalised score, percent (0 random, 100 human); cut at {high:.0f}, longer bars say how long")
         handles: list[Any] = [Patch(color=SUBJECT, label="score"), Line2D([], [], color=INK, label="95 % interval")]
         if report.baseline is not None:
-            handles.append(Line2D([], [], marker="D", markersize=3.6, color="none", mec=INK, label="baseline"))
+            handles.append(Line2D([], [], marker="D", markersize=3.6, color="none", mec=INK, label="baseline (> beyond)"))
         axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=3)
 
     worst = names[0]
@@ -133,9 +135,9 @@ def profile(report: Report) -> Plot:
 
     def draw(figure: Figure) -> None:
         axes = plain_axes(figure)
-        sides: list[tuple[str, SideScores, Any, str]] = [("score", report.scores, "-", SUBJECT)]
-        if report.baseline_scores is not None and report.baseline_scores.scored:
-            sides.append(("baseline", report.baseline_scores, (0, (4, 2)), INK))
+        sides: list[tuple[str, SideScores, Any, str]] = [("score", report.aggregated, "-", SUBJECT)]
+        if report.baseline_aggregated is not None:
+            sides.append(("baseline", report.baseline_aggregated, (0, (4, 2)), INK))
         for label, scores, style, colour in sides:
             axes.plot(percents, 100 * shares(scores.means[None])[0], linestyle=style, color=colour, label=label, linewidth=1.4)
             if not scores.noise.unknown:
@@ -177,7 +179,8 @@ def cosine_map(cosines: dict[str, Any]) -> Plot:
 
     share = cosines.get("share_negative")
     below = "" if share is None else f"; {100 * share:.0f} percent of pairs are below zero"
-    title = f"Cosines between tasks' gradients ({cosines.get('measurements', '?')} measurements{below})"
+    runs, measured = (f"{cosines[name]} {name if cosines[name] != 1 else name[:-1]}" for name in ("runs", "measurements"))
+    title = f"Cosines between tasks' gradients ({measured} in {runs}{below})"
     alt = f"Heat map of cosines between gradients of {len(names)} tasks{below}."
     return Plot("cosines", title, alt, render("cosines", height, draw))
 

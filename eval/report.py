@@ -10,8 +10,8 @@ import numpy as np
 from eval import compare, intervals, metrics
 from eval.budget import compare_budgets, side_budget
 from eval.compare import Change
-from eval.curves import MECHANISM, RunCurves, forgetting
-from eval.sides import Side, SideScores, score
+from eval.curves import MECHANISM, RunCurves, forgetting, mean_cosines
+from eval.sides import Side, SideScores, absent, score
 from launch.config import code_version
 
 Ends = tuple[float, float] | None
@@ -21,18 +21,22 @@ Ends = tuple[float, float] | None
 class Report:
     """missing: tasks for which a run of the subject has no game. unscored: without a random and a human score.
 
-    aggregates: name -> percent or count, empty where tasks are missing (unless allowed) or unscored: a mean over some of
-    the tasks would pass for the mean over all. forced: differences of meaning that --force let pass. remarks: others.
+    aggregated, baseline_aggregated: the scores of the tasks that aggregates are over; with a baseline those that both
+    sides have, or the difference of two means would be of different tasks. aggregates: name -> percent or count, empty
+    where tasks are missing (unless allowed) or unscored: a mean over some of the tasks would pass for the mean over all.
+    forced: differences of meaning, within a side or between the two, that --force let pass. remarks: others.
     """
 
     side: Side
     scores: SideScores
     missing: tuple[str, ...]
     unscored: tuple[str, ...]
+    aggregated: SideScores
     aggregates: dict[str, float]
     ends: dict[str, Ends]
     baseline: Side | None = None
     baseline_scores: SideScores | None = None
+    baseline_aggregated: SideScores | None = None
     baseline_aggregates: dict[str, float] = dataclasses.field(default_factory=dict)
     baseline_ends: dict[str, Ends] = dataclasses.field(default_factory=dict)
     change: Change | None = None
@@ -58,26 +62,35 @@ def make_report(
     scores = score(side)
     unscored = tuple(task for task in side.suite.task_names if not metrics.is_scored(side.suite, task))
     aggregates, ends = _aggregates(scores, allow_missing)
-    report = Report(side, scores, scores.missing, unscored, aggregates, ends, version=code_version())
+    report = Report(
+        side, scores, scores.missing, unscored, scores, aggregates, ends, forced=side.forced, version=code_version()
+    )
     if baseline is None:
         return report
     before = score(baseline)
     if before.missing and not allow_missing:
         raise ValueError(
-            f"the baseline {baseline.label} has no game of {', '.join(before.missing)}: add runs, or compare the other tasks "
+            f"the baseline {baseline.label} lacks tasks ({absent(baseline, before)}): add runs, or compare the other tasks "
             f"with --allow-missing."
         )
     if unscored:
         raise ValueError(f"{', '.join(unscored)} of suite {side.suite.name} have no scores: a change has no common unit.")
-    baseline_aggregates, baseline_ends = _aggregates(before, allow_missing)
+    shared = [task for task in scores.scored if task in before.scored]
+    aggregated, baseline_aggregated = score(side, shared), score(baseline, shared)
+    aggregates, ends = _aggregates(aggregated, allow_missing)
+    baseline_aggregates, baseline_ends = _aggregates(baseline_aggregated, allow_missing)
     return dataclasses.replace(
         report,
+        aggregated=aggregated,
+        aggregates=aggregates,
+        ends=ends,
         baseline=baseline,
         baseline_scores=before,
+        baseline_aggregated=baseline_aggregated,
         baseline_aggregates=baseline_aggregates,
         baseline_ends=baseline_ends,
         change=compare.compare(scores, before, (side.kind == "published", baseline.kind == "published"), margin),
-        forced=forced,
+        forced=tuple(dict.fromkeys((*side.forced, *baseline.forced, *forced))),
         remarks=remarks,
     )
 
@@ -192,7 +205,7 @@ def mechanism(side: Side) -> dict[str, Any]:
     for name in ("sample_age_versions_mean", "sample_age_seconds_mean"):
         values = [c.mechanism[""][name] for c in shown if name in c.mechanism.get("", {})]
         whole[name] = float(np.mean(values)) if values else None
-    cosines = next((c.cosines for c in shown if c.cosines), None)
+    cosines = mean_cosines([c.cosines for c in shown if c.cosines], side.suite.task_names)
     return {"tasks": tasks, **whole, "gradient_cosines": cosines}
 
 

@@ -117,8 +117,8 @@ def _cut(suite: Suite, wanted: Suite) -> Suite:
     return dataclasses.replace(suite, tasks=kept) if kept else suite
 
 
-def check_one_experiment(loaded: Sequence[LoadedRun], kind: Kind, force: bool) -> None:
-    """Raise ValueError where several runs are not seeds of one experiment, naming what differs; `force` lets it pass."""
+def check_one_experiment(loaded: Sequence[LoadedRun], kind: Kind, force: bool) -> list[str]:
+    """What makes several runs no seeds of one experiment. Raises ValueError naming it, unless `force`."""
     first = loaded[0]
     found: list[str] = []
     free = (*INDIFFERENT, *PER_TASK) if kind == "single-task runs" else INDIFFERENT
@@ -140,6 +140,7 @@ def check_one_experiment(loaded: Sequence[LoadedRun], kind: Kind, force: bool) -
     ]  # fmt: skip
     if found and not force:
         raise ValueError(f"these runs are not seeds of one experiment: {'; '.join(found)}. --force takes them as such.")
+    return found
 
 
 def _protocol(run: RunFiles, suite: Suite) -> str:

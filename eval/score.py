@@ -22,9 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_flags(args)
         result = build(args)
+        # First: a reader of the terminal's text may close the pipe (`| head`).
+        written = [] if args.out is None else write(result, args.out)
         tables.show(result, tables.make_console(sys.stdout.isatty()))
-        if args.out is not None:
-            print(f"written: {', '.join(str(path) for path in write(result, args.out))}")
+        if written:
+            print(f"written: {', '.join(map(str, written))}")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -114,9 +116,10 @@ def _check_ignored(args: argparse.Namespace) -> None:
         raise ValueError(f"--suite does not apply to {source}: a run says its suite; leave the flag out.")
     if args.published is None and args.source[0].is_file() and args.suite is None:
         raise ValueError(f"{source} does not say its suite; add --suite NAME or --suite FILE.yaml.")
-    for name in ("force", "margin"):
-        if getattr(args, name) and not args.baseline and len(args.source) < 2:
-            raise ValueError(f"--{name} does not apply to {source}: there is no --baseline.")
+    if args.margin is not None and not args.baseline:
+        raise ValueError(f"--margin {args.margin:g} does not apply to {source}: there is no --baseline.")
+    if args.force and not args.baseline and len(args.source) < 2:
+        raise ValueError(f"--force does not apply to {source}: there is no --baseline.")
 
 
 def build(args: argparse.Namespace) -> Report:
@@ -125,11 +128,22 @@ def build(args: argparse.Namespace) -> Report:
     if not args.baseline:
         return make_report(side, allow_missing=args.allow_missing)
     baseline = baseline_side(args, side)
+    check_parameters(side, baseline)
     found = check_comparable(side, baseline, args.force)
     margin = compare.MARGIN_PERCENT if args.margin is None else args.margin
     return make_report(
         side, baseline, args.allow_missing, margin, tuple(found), tuple(remarks(side.identity, baseline.identity))
     )
+
+
+def check_parameters(side: Side, baseline: Side) -> None:
+    """Raise ValueError where the same parameters played on both sides, as with a copied run: they differ by nothing."""
+    ours, theirs = (
+        {entry["parameter_hash"]: entry["checkpoint"] for entry in one.identity.runs if entry.get("parameter_hash")}
+        for one in (side, baseline)
+    )
+    for same in sorted(ours.keys() & theirs.keys()):
+        raise ValueError(f"{ours[same]} and {theirs[same]} hold the same parameters: give --baseline another checkpoint.")
 
 
 def check_comparable(side: Side, baseline: Side, force: bool) -> list[str]:

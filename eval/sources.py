@@ -68,12 +68,13 @@ def _run_side(args: argparse.Namespace, words: Sequence[Path], wanted: Suite | N
     distinct = {suite.task_names for suite in suites}
     alone = all(len(names) == 1 for names in distinct)
     kind: Kind = "single-task runs" if alone and (len(distinct) > 1 or _one_of_many(distinct, wanted)) else "runs"
-    check_one_experiment(loaded, kind, args.force)
+    forced = tuple(check_one_experiment(loaded, kind, args.force))
     suite = suites[0]
     if kind == "single-task runs":
         suite = _union(suites, wanted)
     label = ", ".join(str(word) for word in words)
-    return Side(label, kind, suite, _shared_identity(label, identities), tuple(item.data for item in loaded))
+    runs = tuple(item.data for item in loaded)
+    return Side(label, kind, suite, _shared_identity(label, identities), runs, forced=forced)
 
 
 def _one_of_many(distinct: set[tuple[str, ...]], wanted: Suite | None) -> bool:

@@ -26,14 +26,17 @@ DETAILS = (
     ("change_uncapped", "uncapped change"), ("change_uncapped_low,change_uncapped_high", "its interval"),
     ("p_holm", "p (Holm)"), ("train_minus_test", "train - test"), ("forgetting", "forgetting"),
 )  # fmt: skip
+# More runs of a side than that would push the tables off the terminal.
+MOST_RUNS = 10
 DETAILS_OF_A_CHANGE = tuple(title for _, title in DETAILS[5:13])
 
 
 def show(report: Report, console: Console) -> None:
     """Print what must not be missed, the identity, the table of tasks, and the aggregates or why there are none."""
+    alarming = report.change is not None or bool(report.forced)
     for i, sentence in enumerate(words.headline(report)):
-        console.print(sentence, soft_wrap=True, style="bold red" if i == 0 and report.change is not None else "bold")
-    for label, text in words.identity_lines(report):
+        console.print(sentence, soft_wrap=True, style="bold red" if i == 0 and alarming else "bold")
+    for label, text in words.identity_lines(report, MOST_RUNS):
         console.print(f"{label:<18}{text}", soft_wrap=True)
     columns, rows = task_table(report)
     table = Table()
@@ -51,8 +54,9 @@ def show(report: Report, console: Console) -> None:
         console.print(f"{name:<14} {amount(name, value)}{_ends(name, report.ends[name])}{before}{suffix}", soft_wrap=True)
     if report.has_change_aggregates and report.change is not None:
         console.print("change, points of the capped score:")
-        for name in compare.CHANGES:
-            console.print(f"{name:<14} {change_amount(name, report.change.values[name])}{_change_ends(report, name)}{suffix}")
+        for name, label in change_labels(report.change.margin).items():
+            text = change_amount(name, report.change.values[name])
+            console.print(f"{label:<28} {text}{_change_ends(report, name)}{suffix}", soft_wrap=True)
     for note in words.notes(report):
         console.print(f"note: {note}", soft_wrap=True)
 
@@ -109,17 +113,21 @@ def change_table(report: Report) -> tuple[list[str], list[list[str]]]:
     columns = ["change of the capped score", "value", "95% interval"]
     if report.change is None or not report.has_change_aggregates:
         return columns, []
-    margin = report.change.margin
-    labels = {
+    suffix, labels = words.left_out(report), change_labels(report.change.margin)
+    rows = []
+    for name in compare.CHANGES:
+        ends = _ends_text(name, report.change.intervals[name])
+        rows.append([labels[name] + suffix, change_amount(name, report.change.values[name]).strip(), ends])
+    return columns, rows
+
+
+def change_labels(margin: float) -> dict[str, str]:
+    """What CHANGES are called; counts are of all such changes, beyond chance or not."""
+    return {
         "mean": "mean", "lost": f"tasks worse by more than {margin:g}", "gained": f"tasks better by more than {margin:g}",
         "p5": "5th percentile", "p10": "10th percentile", "p25": "25th percentile", "p50": "median",
         "worst_tenth": "worst tenth", "sum_losses": "sum of losses", "sum_gains": "sum of gains",
     }  # fmt: skip
-    rows = []
-    for name in compare.CHANGES:
-        ends = _ends_text(name, report.change.intervals[name])
-        rows.append([labels[name], change_amount(name, report.change.values[name]).strip(), ends])
-    return columns, rows
 
 
 def detail_table(report: Report) -> tuple[list[str], list[list[str]]]:
@@ -185,12 +193,12 @@ def make_console(is_terminal: bool) -> Console:
 
 def amount(name: str, value: float) -> str:
     """An aggregate with its unit."""
-    return f"{value:8.0f} tasks" if name in metrics.COUNTS else f"{value:8.2f} %"
+    return f"{value:8.0f} task{'' if value == 1 else 's'}" if name in metrics.COUNTS else f"{value:8.2f} %"
 
 
 def change_amount(name: str, value: float) -> str:
     """A change over tasks with its unit."""
-    return f"{value:8.0f} tasks" if name in compare.CHANGE_COUNTS else f"{value:+8.2f} points"
+    return f"{value:8.0f} task{'' if value == 1 else 's'}" if name in compare.CHANGE_COUNTS else f"{value:+8.2f} points"
 
 
 def _ends_text(name: str, ends: Ends) -> str:

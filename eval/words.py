@@ -1,11 +1,13 @@
 """The sentences of a report: first of all which tasks were lost, then how sure that is, and what was compared."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from eval import compare, intervals, metrics
 from eval.budget import compare_budgets
 from eval.report import Report
-from eval.sides import EPISODES, MIXED, NOTHING, RUNS, Side
+from eval.sides import EPISODES, MIXED, NO_SCORE, NOTHING, RUNS, Side, absent
 from tasks.dmlab import NEED_IMAGES
 
 LABELS = {
@@ -27,14 +29,19 @@ LABELS = {
 def headline(report: Report) -> list[str]:
     """What must not be missed, most important first."""
     if report.change is None:
-        return [*_missing(report), *_scores(report)]
+        return [*_forced(report), *_missing(report), *_scores(report)]
     return [*_forced(report), *_losses(report), *_missing(report), *_gains(report)]
 
 
 def _forced(report: Report) -> list[str]:
-    if not report.forced:
-        return []
-    return [f"COMPARED BY FORCE, although the two sides do not mean the same: {'; '.join(report.forced)}."]
+    within = [*report.side.forced, *(report.baseline.forced if report.baseline is not None else ())]
+    between = [text for text in report.forced if text not in within]
+    found = []
+    if between:
+        found.append(f"COMPARED BY FORCE, although the two sides do not mean the same: {'; '.join(between)}.")
+    if within:
+        found.append(f"POOLED BY FORCE, although these runs are not seeds of one experiment: {'; '.join(within)}.")
+    return found
 
 
 def _losses(report: Report) -> list[str]:
@@ -69,7 +76,9 @@ def _mean_change(report: Report) -> str:
         return ""
     points = report.change.values["mean"]
     before, now = report.baseline_aggregates["mean_capped"], report.aggregates["mean_capped"]
-    verb = "rises" if points > 0 else "falls" if points < 0 else "stays"
+    if abs(points) < 0.005:
+        return f" - and the mean capped score stays ({before:.2f} to {now:.2f} %)"
+    verb = "rises" if points > 0 else "falls"
     linked = "although" if points > 0 and report.change.fallen() else "and"
     return f" - {linked} the mean capped score {verb} by {abs(points):.2f} points ({before:.2f} to {now:.2f} %)"
 
@@ -98,28 +107,29 @@ def _scores(report: Report) -> list[str]:
 
 
 def _missing(report: Report) -> list[str]:
+    total, left = len(report.scores.tasks), [t for t in report.scores.tasks if t not in report.aggregated.scored]
     found = []
-    total = len(report.scores.tasks)
     if report.missing and not report.aggregates:
-        found.append(f"no aggregate: {len(report.missing)} of {total} tasks have no episode: {', '.join(report.missing)}")
-    elif report.missing:
-        found.append(
-            f"aggregates leave out {len(report.missing)} of {total} tasks without an episode: {', '.join(report.missing)}"
-        )
+        found.append(f"no aggregate: {absent(report.side, report.scores)}")
+    elif left and report.aggregates:
+        found.append(f"aggregates leave out {len(left)} of {total} tasks: {', '.join(left)}")
+        if report.missing:
+            found.append(absent(report.side, report.scores))
     if report.unscored:
         dummies = [task for task in report.unscored if task in NEED_IMAGES]
         why = f" (played with plain colours in place of their images: {', '.join(dummies)})" if dummies else ""
-        found.append(f"no aggregate: {len(report.unscored)} tasks have no scores: {', '.join(report.unscored)}{why}")
-    if report.baseline_scores is not None and report.baseline_scores.missing:
-        names = ", ".join(report.baseline_scores.missing)
-        found.append(f"the baseline has no episode of {len(report.baseline_scores.missing)} of {total} tasks: {names}")
+        have = "1 task has" if len(report.unscored) == 1 else f"{len(report.unscored)} tasks have"
+        found.append(f"no aggregate: {have} no scores: {', '.join(report.unscored)}{why}")
+    if report.baseline is not None and report.baseline_scores is not None and report.baseline_scores.missing:
+        found.append(f"of the baseline, {absent(report.baseline, report.baseline_scores)}")
     return found
 
 
 def left_out(report: Report) -> str:
     """Beside each aggregate: how many tasks it leaves out; empty for none."""
-    absent = len(report.scores.tasks) - len(report.scores.scored)
-    return f" ({absent} of {len(report.scores.tasks)} tasks missing)" if absent and report.aggregates else ""
+    total = len(report.scores.tasks)
+    missing = total - len(report.aggregated.scored)
+    return f" ({missing} of {total} tasks missing)" if missing and report.aggregates else ""
 
 
 def notes(report: Report) -> list[str]:
@@ -130,7 +140,7 @@ def notes(report: Report) -> list[str]:
         if report.change is not None and any(change.p_value is not None for change in report.change.tasks.values()):
             found.append(f"test: {compare.TEST}")
         found.append(f"budget: {compare_budgets(report.side, report.baseline)}.")
-    if report.scores.noise.unknown and report.scores.covers != NOTHING:
+    if report.scores.noise.unknown and report.side.kind != "published":
         names = ", ".join(report.scores.scored[index] for index in report.scores.noise.unknown)
         found.append(f"one game only, so no interval: {names}; the aggregates have none either.")
     found += [f"the sides differ: {remark}." for remark in report.remarks]
@@ -140,9 +150,12 @@ def notes(report: Report) -> list[str]:
 def _covers(what: str, covers: str, side: Side) -> str:
     if covers == NOTHING:
         return f"{what}: none; single published numbers say nothing of their noise, they are taken as exact."
+    if covers == NO_SCORE:
+        return f"{what}: none, as no task has a score."
     if covers == EPISODES:
+        single = "each task has one run" if side.kind == "single-task runs" else "there is one run"
         return (
-            f"{what} ({100 * intervals.LEVEL:g} percent) cover episode noise only: there is one run, so another "
+            f"{what} ({100 * intervals.LEVEL:g} percent) cover episode noise only: {single}, so another "
             "training with another seed may differ by more."
         )
     count = f"{len(side.runs)} runs" if side.kind == "runs" else "the runs of each task"
@@ -150,12 +163,16 @@ def _covers(what: str, covers: str, side: Side) -> str:
     return f"{what} ({100 * intervals.LEVEL:g} percent) cover {unit[covers]}."
 
 
-def identity_lines(report: Report) -> list[tuple[str, str]]:
-    """Label and text of what was measured, and of the baseline where it differs."""
+def identity_lines(report: Report, most_runs: int | None = None) -> list[tuple[str, str]]:
+    """Label and text of what was measured, and of the baseline where it differs; then a line for each run, but none of a
+    side that has more than `most_runs`."""
     here = report.side.identity
     rows = [
         ("source", here.source),
-        ("suite", f"{report.side.suite.name} ({len(report.side.suite.tasks)} tasks)"),
+        (
+            "suite",
+            f"{report.side.suite.name} ({len(report.side.suite.tasks)} task{'s' if len(report.side.suite.tasks) > 1 else ''})",
+        ),
         ("score table", report.side.suite.score_table),
         ("cap", metrics.CAP_RULE),
         ("policy", here.policy),
@@ -166,6 +183,7 @@ def identity_lines(report: Report) -> list[tuple[str, str]]:
         ("reward transform", here.reward_transform),
         ("observation", here.observation),
         ("action repeat", "unstated" if here.frames_per_step is None else str(here.frames_per_step)),
+        ("action set", _actions(here.action_set)),
         ("training seeds", _seeds(report.side.runs)),
         ("code version", report.version),
     ]
@@ -174,7 +192,31 @@ def identity_lines(report: Report) -> list[tuple[str, str]]:
         rows.append(
             ("baseline", f"{there.source} ({report.baseline.kind}; {there.episodes}; seeds {_seeds(report.baseline.runs)})")
         )
+    for label, side in (("run", report.side), ("baseline run", report.baseline)):
+        shown = [] if side is None else [entry for entry in side.identity.runs if "checkpoint" in entry]
+        if most_runs is not None and len(shown) > most_runs:
+            rows.append((f"{label}s", f"{len(shown)}, listed in the files of --out"))
+        else:
+            rows += [(label, _run(entry)) for entry in shown]
     return rows
+
+
+def _actions(action_set: dict[str, int] | None) -> str:
+    """Legal actions per task; one number where all tasks have the same."""
+    if not action_set:
+        return "unstated"
+    if len(set(action_set.values())) == 1:
+        return f"{next(iter(action_set.values()))} actions in every task"
+    return ", ".join(f"{task} {count}" for task, count in action_set.items())
+
+
+def _run(entry: dict[str, Any]) -> str:
+    """One run: its folder, seed, frames, and the parameters that played, or that none did."""
+    frames = "frames unknown" if entry["frames"] is None else f"{entry['frames']:,} frames"
+    played = "games of the training"
+    if entry["checkpoint"] is not None:
+        played = f"checkpoint {Path(entry['checkpoint']).name}, parameters {entry['parameter_hash']}"
+    return f"{entry['source']}: seed {entry['seed']}, {frames}, {played}, code {entry['code_version']}"
 
 
 def _seeds(runs: Sequence[object]) -> str:
@@ -183,7 +225,7 @@ def _seeds(runs: Sequence[object]) -> str:
 
 
 def _count(number: int, total: int) -> str:
-    return f"{number} of {total} tasks {'is' if number == 1 else 'are'}"
+    return f"{number} of {total} task{'' if total == 1 else 's'} {'is' if number == 1 else 'are'}"
 
 
 def _named(report: Report, tasks: Sequence[str]) -> str:

@@ -45,6 +45,7 @@ class Reporter:
         self._updating = 0.0
         self._ages_versions: list[np.ndarray] = []
         self._ages_seconds: list[np.ndarray] = []
+        self._unroll_tasks: list[np.ndarray] = []
         self._losses: list[float] = []
         self._norms: list[float] = []
 
@@ -63,6 +64,7 @@ class Reporter:
         self._sums += result["task_sums"]
         self._ages_versions.append(version - arrays["version"])
         self._ages_seconds.append(time.time() - arrays["acted_at"])
+        self._unroll_tasks.append(arrays["task"].copy())
         if not result["skipped"]:
             self._losses.append(result["loss"])
             self._norms.append(result["gradient_norm"])
@@ -143,6 +145,8 @@ class Reporter:
         if engines is not None:
             counts = zip(ENGINE_COUNTS, engines[index].tolist(), strict=True)
             numbers |= {key: count if key.endswith("seconds") else int(count) for key, count in counts}
+        if (ages := self._task_ages(index)).size:
+            numbers["sample_age_versions_mean"] = float(ages.mean())
         if (norm := self._conflict.norm(index)) is not None:
             numbers["gradient_norm"] = norm
         recent = records.recent[index]
@@ -152,6 +156,12 @@ class Reporter:
             if self._scored[name]:
                 numbers["normalised_percent"] = self._suite.normalise(name, numbers["return_mean"])
         return numbers
+
+    def _task_ages(self, index: int) -> np.ndarray:
+        """Ages in updates of a task's unrolls since the last record."""
+        if not self._unroll_tasks:
+            return np.empty(0)
+        return np.concatenate(self._ages_versions)[np.concatenate(self._unroll_tasks) == index]
 
 
 def _limit(learner_waiting: float, actors: Mapping[str, float]) -> str:

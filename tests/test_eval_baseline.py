@@ -101,6 +101,8 @@ def test_the_published_loss_is_printed(tmp_path: Path, capsys: pytest.CaptureFix
     )
     assert (change["lost"], change["gained"]) == (7, 15)
     assert {row["verdict"] for row in report["tasks"].values()} == {"not tested"}
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<tr class=lost>") == 7, "rows stand out although they cannot be tested"
 
 
 def test_the_published_brain_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,9 +137,9 @@ def test_single_task_runs_are_a_baseline_each_for_its_task(tmp_path: Path, capsy
     again = main(capsys, *runs, "--baseline", tmp_path / "single")
     assert again[1].splitlines()[0] == out.splitlines()[0]
     code, _, err = main(capsys, *runs, "--baseline", *singles[:3])
-    assert code == 2 and "has no game of large_rewards" in err and "--allow-missing" in err
+    assert code == 2 and "1 of 4 tasks have no episode: large_rewards" in err and "--allow-missing" in err
     code, out, _ = main(capsys, *runs, "--baseline", *singles[:3], "--allow-missing")
-    assert code == 0 and "the baseline has no episode of 1 of 4 tasks: large_rewards" in out
+    assert code == 0 and "of the baseline, 1 of 4 tasks have no episode: large_rewards" in out
 
 
 def test_other_frames_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,6 +179,8 @@ def test_an_earlier_checkpoint_is_played_with_the_same_games(tmp_path: Path, cap
     assert report["baseline_identity"]["episodes"] == report["identity"]["episodes"]
     assert report["baseline_budget"]["frames"] == 1000 and report["budget"]["frames"] == 2000
     assert "train_minus_test" in report["tasks"]["catch"]
+    code, _, err = main(capsys, tmp_path / "run", "--episodes", "3", "--baseline", files[1])
+    assert code == 2 and "hold the same parameters" in err and str(files[1]) in err
     code, _, err = main(capsys, tmp_path / "run", "--baseline", files[0])
     assert code == 2 and "is a checkpoint: add --episodes N" in err
     stray = tmp_path / "stray.pt"
@@ -290,7 +294,9 @@ def test_several_runs_must_be_seeds_of_one_experiment(atari: dict[str, Path], ca
         (["plain", "again", "--episodes", "3", "--checkpoint", "x.pt"], "--checkpoint x.pt is of one run, but 2"),
         (["plain", "toy.json"], "several sources must all be run folders"),
         (["plain", "--force"], "--force does not apply"),
-        (["plain", "--margin", "3"], "--margin does not apply"),
+        (["plain", "--margin", "3"], "--margin 3 does not apply"),
+        (["plain", "--margin", "0"], "--margin 0 does not apply"),
+        (["plain", "again", "--margin", "3"], "--margin 3 does not apply"),
         (["two", "--baseline", "toyrun"], "it has none of the tasks"),
     ],
 )
@@ -318,3 +324,91 @@ def test_a_margin_is_a_number_of_points(capsys: pytest.CaptureFixture[str], marg
     with pytest.raises(SystemExit) as stop:
         score.main(["x", "--baseline", "y", "--margin", margin])
     assert stop.value.code == 2 and "--margin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lacking", ["run", "baseline"])
+def test_two_sides_are_aggregated_over_the_tasks_that_both_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lacking: str
+) -> None:
+    """Else the difference of the means would be that of other tasks, and no change at all could look like one."""
+    now = {"catch": 80.0, "memory": 70.0, "instruction": 60.0, "large_rewards": 10.0}
+    sides: dict[str, dict[str, list[float]]] = {}
+    generator = np.random.default_rng(3)
+    for name, shift in (("run", 5.0), ("baseline", 0.0)):
+        sides[name] = {task: games(percent + shift, task, generator) for task, percent in now.items()}
+    del sides[lacking]["large_rewards"]
+    for name, values in sides.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
+    arguments = [tmp_path / "run.json", "--suite", "toy", "--baseline", tmp_path / "baseline.json", "--allow-missing"]
+    code, out, _ = main(capsys, *arguments, "--out", tmp_path / "out")
+    assert code == 0
+    said = re.search(r"rises by ([\d.]+) points \(([\d.]+) to ([\d.]+) %\)", out.splitlines()[0])
+    assert said is not None
+    points, before, after = map(float, said.groups())
+    assert points == pytest.approx(after - before, abs=0.011) and 2.0 < points < 8.0
+    report = read_report(tmp_path / "out")
+    for side, prefix in (("run", ""), ("baseline", "baseline_")):
+        mean = np.mean([report["tasks"][task][f"{prefix}capped"] for task in list(now)[:3]])
+        assert report[f"{prefix}aggregates"]["mean_capped"]["value"] == pytest.approx(mean), side
+        assert report[f"{prefix}aggregates"]["below_25"]["value"] == 0  # large_rewards would be one
+    beside = [line for line in out.splitlines() if line.endswith("(1 of 4 tasks missing)")]
+    assert len(beside) == len(metrics.AGGREGATES) + 10
+    assert "aggregates leave out 1 of 4 tasks: large_rewards" in out
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert page.count("(1 of 4 tasks missing)") == len(metrics.AGGREGATES) + 10
+
+
+def test_runs_pooled_by_force_are_said_on_either_side(
+    atari: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = "network.core_size: 256 against 32"
+    for arguments in (
+        [atari["plain"], atari["wide"]],
+        [atari["plain"], atari["wide"], "--baseline", atari["again"]],
+        [atari["again"], "--baseline", atari["plain"], atari["wide"]],
+    ):
+        code, out, _ = main(capsys, *arguments, "--force", "--out", tmp_path)
+        assert code == 0 and out.startswith("POOLED BY FORCE") and wide in out.splitlines()[0]
+        assert [text.partition(": ")[2] for text in read_report(tmp_path)["forced"]] == [wide]
+        assert f'<p class="first alarm">{out.splitlines()[0]}' in (tmp_path / "report.html").read_text(encoding="utf-8")
+    code, out, _ = main(capsys, atari["plain"], atari["wide"], "--baseline", atari["protocol"], "--force", "--out", tmp_path)
+    assert out.startswith("COMPARED BY FORCE") and out.splitlines()[1].startswith("POOLED BY FORCE")
+    assert len(read_report(tmp_path)["forced"]) == 2
+
+
+def test_a_task_that_some_runs_lack_is_missing_and_said_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = fake_run(tmp_path / "whole", toy_returns(1), "seed=1")
+    gap = fake_run(tmp_path / "gap", {**toy_returns(2), "memory": []}, "seed=2")
+    code, out, _ = main(capsys, whole, gap, "--out", tmp_path / "out")
+    assert code == 1 and "no aggregate: 1 of 2 runs has no episode of memory" in out
+    assert "have no episode" not in out
+    code, out, _ = main(capsys, whole, gap, "--allow-missing", "--out", tmp_path / "out")
+    assert code == 0 and "aggregates leave out 1 of 4 tasks: memory" in out and "1 of 2 runs has no episode of memory" in out
+    report = read_report(tmp_path / "out")
+    assert report["missing"] == ["memory"] and report["tasks"]["memory"]["n"] == 60
+    others = [report["tasks"][task]["capped"] for task in TOY.task_names if task != "memory"]
+    assert report["aggregates"]["mean_capped"]["value"] == pytest.approx(np.mean(others))
+    other = fake_run(tmp_path / "other", toy_returns(3), "seed=3")
+    code, _, err = main(capsys, other, "--baseline", whole, gap)
+    assert code == 2 and "1 of 2 runs has no episode of memory" in err
+    code, out, _ = main(capsys, other, "--baseline", whole, gap, "--allow-missing", "--out", tmp_path / "out")
+    report = read_report(tmp_path / "out")
+    assert code == 0 and report["tasks"]["memory"]["verdict"] is None and report["change"]["mean"] is not None
+
+
+def test_what_is_not_so_is_not_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No change is not "by 0.00 points", a run is no published number, four single-task runs are not one run."""
+    run = fake_run(tmp_path / "run", toy_returns(1), "seed=1")
+    file = tmp_path / "returns.json"
+    file.write_text(json.dumps(toy_returns(1)), encoding="utf-8")
+    _, out, _ = main(capsys, run, "--baseline", file)
+    mean = out.splitlines()[0].rpartition(" - ")[2]
+    assert re.fullmatch(r"and the mean capped score stays \(([\d.]+) to \1 %\)\.", mean)
+    assert "protocol" not in out.partition("note:")[2]
+    assert "tasks worse by more than 5 " in out and "tasks better by more than 5 " in out
+    empty = fake_run(tmp_path / "empty", dict.fromkeys(TOY.task_names, ()))
+    _, out, _ = main(capsys, empty)
+    assert "no task has a score" in out and "published" not in out
+    singles = [fake_run(tmp_path / t, {t: v}, f"tasks=[{t}]") for t, v in toy_returns(2).items()]
+    _, out, _ = main(capsys, *singles)
+    assert "each task has one run" in out and "there is one run" not in out

@@ -1,5 +1,6 @@
 """The change against a baseline: Welch's test, Holm's correction, the margin, the cap, and losses apart from gains."""
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -128,3 +129,37 @@ def test_intervals_of_the_change_cover_a_known_truth() -> None:
         assert ends is not None
         hits += int(ends[0] <= (truth[0] - truth[1]).mean() <= ends[1])
     assert 90.5 <= hits / 2 <= 99.5
+
+
+def permutation_p(now: list[float], before: list[float]) -> float:
+    """Twice the share of all ways to deal the games to two sides whose first is at least as far below the second."""
+    every, seen = [*now, *before], np.mean(before) - np.mean(now)
+    splits = list(combinations(range(len(every)), len(now)))
+    picked = [np.isin(np.arange(len(every)), split) for split in splits]
+    games = np.array(every)
+    return min(1.0, 2 * float(np.mean([games[~mask].mean() - games[mask].mean() >= seen - 1e-9 for mask in picked])))
+
+
+@pytest.mark.parametrize(("n1", "n2"), [(2, 2), (2, 3), (3, 3), (4, 4)])
+def test_few_games_that_all_end_alike_are_tested_by_permutation(n1: int, n2: int) -> None:
+    now, before = [10.1] * n1, [90.3] * n2
+    for subject, baseline in (
+        (side({"a": now}), side({"a": before})),
+        (side(*({"a": [value] * 7} for value in now)), side(*({"a": [value] * 5} for value in before))),  # runs are the units
+    ):
+        change = compare.compare(subject, baseline).tasks["a"]
+        assert change.p_value == pytest.approx(permutation_p(now, before))
+        assert (change.verdict == compare.LOST) == (n1 == 4)
+
+
+def test_one_side_that_ends_alike_is_no_more_evidence_than_its_number_of_games() -> None:
+    """Welch's test alone calls two equal games against three others p < 0.001."""
+    now, before = [10.0, 10.0], [90.0, 91.0, 92.0]
+    assert stats.ttest_ind([10.0, 10.0 + 1e-6], before, equal_var=False).pvalue < 1e-3
+    for subject, baseline in ((now, before), (before, now)):
+        change = compare.compare(side({"a": subject}), side({"a": baseline})).tasks["a"]
+        assert change.p_value == pytest.approx(permutation_p(now, before)) and change.verdict == compare.NO_EVIDENCE
+    published = side({"a": [90.0]}, kind="published")
+    change = compare.compare(side({"a": now}), published, (False, True)).tasks["a"]
+    assert change.p_value == pytest.approx(stats.binomtest(0, 2).pvalue) and change.verdict == compare.NO_EVIDENCE
+    assert compare.compare(side({"a": [10.0] * 9}), published, (False, True)).tasks["a"].verdict == compare.LOST

@@ -25,6 +25,7 @@ def record(updates: int, **more: Any) -> dict[str, Any]:
             "share": 0.25,
             "entropy": updates / 10,
             "gradient_norm": 2.0,
+            "sample_age_versions_mean": 7.5,
             "policy_gradient_loss": -0.5,
         }
         for task in TOY.task_names
@@ -127,10 +128,10 @@ def test_the_page_is_one_file_that_everybody_can_read(run: Path, tmp_path: Path)
 def test_the_mechanism_is_reported_and_what_was_not_measured_is_null(run: Path, tmp_path: Path) -> None:
     assert score.main([str(run), "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert report["mechanism"]["gradient_cosines"] == COSINES
+    assert report["mechanism"]["gradient_cosines"] == {**COSINES, "runs": 1}
     memory = report["mechanism"]["tasks"]["memory"]
     assert memory["entropy"] == pytest.approx(np.mean(np.arange(12, 22) / 10)) and memory["gradient_norm"] == 2.0
-    assert memory["kl_behaviour_target"] is None
+    assert memory["kl_behaviour_target"] is None and memory["sample_age_versions_mean"] == 7.5
     assert report["mechanism"]["sample_age_versions_mean"] == 5.0
     assert report["budget"]["updates"] == 21 and report["budget"]["seconds"] == 42.0
     assert report["budget"]["tasks"]["memory"]["policy_gradient_loss"] == -0.5
@@ -153,3 +154,67 @@ def test_thirty_levels_three_seeds_a_hundred_games_take_seconds(tmp_path: Path) 
     began = time.process_time()
     assert score.main([*runs, "--out", str(tmp_path / "out")]) == 0
     assert time.process_time() - began < 10.0  # processor time: the machine may be busy with other things
+
+
+def test_each_run_is_listed_but_many_of_them_in_the_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(fake_run(tmp_path / f"r{i}", {task: [1.0, 2.0] for task in TOY.task_names}, f"seed={i}")) for i in range(11)]
+    assert score.main([runs[0], "--baseline", *runs[1:], "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert f"{runs[0]}: seed 0, 32 frames, games of the training" in out and f"{runs[10]}: seed 10, 32 frames" in out
+    assert score.main([*runs, "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "11, listed in the files of --out" in out and "seed 10," not in out
+    for ending in ("md", "html"):
+        assert f"{runs[10]}: seed 10, 32 frames" in (tmp_path / "out" / f"report.{ending}").read_text(encoding="utf-8")
+
+
+def test_cosines_of_several_runs_are_their_mean_per_pair(tmp_path: Path) -> None:
+    returns = {task: [1.0, 2.0] for task in TOY.task_names}
+    other = {
+        "tasks": ["memory", "catch", "instruction"],  # another order, and a task more
+        "matrix": [[1.0, 0.75, None], [0.75, 1.0, -0.5], [None, -0.5, 1.0]],
+        "share_negative": 0.5, "measurements": 1, "cost_percent": 0.8,
+    }  # fmt: skip
+    runs = [
+        fake_run(tmp_path / "a", returns, "seed=1", records=[record(1, gradient_cosines=COSINES)]),
+        fake_run(tmp_path / "b", returns, "seed=2", records=[record(1)]),
+        fake_run(tmp_path / "c", returns, "seed=3", records=[record(1, gradient_cosines=other)]),
+    ]
+    out = tmp_path / "out"
+    assert score.main([*map(str, runs), "--out", str(out)]) == 0
+    found = json.loads((out / "report.json").read_text(encoding="utf-8"))["mechanism"]["gradient_cosines"]
+    assert found == {
+        "tasks": ["catch", "memory", "instruction"],
+        "matrix": [[1.0, 0.25, -0.5], [0.25, 1.0, None], [-0.5, None, 1.0]],
+        "share_negative": 0.5, "measurements": 8, "cost_percent": 1.0, "runs": 2,
+    }  # fmt: skip
+    assert "(8 measurements in 2 runs; 50 percent" in (out / "report.html").read_text(encoding="utf-8")
+    assert score.main([str(runs[2]), "--out", str(out)]) == 0
+    assert "(1 measurement in 1 run; 50 percent" in (out / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"seconds": "x", "tasks": []}',
+        '{"seconds": "x"}',
+        '{"tasks": {"catch": {"entropy": [1]}}}',
+        '{"tasks": {"catch": 3}}',
+        "[1]",
+    ],
+)
+def test_a_record_of_something_else_is_named(tmp_path: Path, line: str) -> None:
+    folder = fake_run(tmp_path / "run", {"catch": [1.0]}, records=[record(1)])
+    with (folder / "metrics.jsonl").open("a") as stream:
+        stream.write(line + "\n")
+    with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl is damaged"):
+        read(folder)
+
+
+@pytest.mark.parametrize("value", ["true", '"3"', "null"])
+def test_a_return_that_is_no_number_is_named(tmp_path: Path, value: str) -> None:
+    folder = fake_run(tmp_path / "run", {"catch": [1.0, 2.0]})
+    path = folder / "episodes.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace("2.0", value), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"line 2 of .*episodes\.jsonl.*remove it"):
+        read(folder)

@@ -120,7 +120,7 @@ def test_unscored_tasks_have_no_aggregate_and_that_is_no_error(tmp_path: Path) -
     returns = write_returns(tmp_path, {"café": [3.0], "known": [5.0]})
     done = command(returns, "--suite", suite, "--out", tmp_path, locale="C")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "no aggregate: 1 tasks have no scores: café" in done.stdout
+    assert "no aggregate: 1 task has no scores: café" in done.stdout
     row = next(line for line in done.stdout.splitlines() if "│ café" in line)
     assert row.replace(" ", "") == "│café│1│3.00│-│-│-│"
     report = read_report(tmp_path)
@@ -155,6 +155,11 @@ def test_games_are_played_with_a_checkpoint_whatever_the_number_of_environments(
         assert code == 0 and "sampled" in out and "6 whole games of each task" in out
         reports.append(read_report(tmp_path))
     assert reports[0] == reports[1]
+    texts = [out, *((tmp_path / f"report.{ending}").read_text(encoding="utf-8") for ending in ("md", "html"))]
+    for text in texts:
+        assert "catch 3, memory " in text  # the action set
+        assert f"checkpoint checkpoint-000000000002000.pt, parameters {reports[0]['identity']['parameter_hash']}" in text
+        assert ": seed 0, 2,000 frames" in text
     identity, tasks = reports[0]["identity"], reports[0]["tasks"]
     assert {score["n"] for score in tasks.values()} == {6}
     assert reports[0]["budget"]["frames"] == 2000 and reports[0]["budget"]["tasks"]["catch"]["frames"] == 500
@@ -238,3 +243,15 @@ def test_counts_below_one_are_refused(run_dir: Path, capsys: pytest.CaptureFixtu
         score.main([str(run_dir), flag, "0"])
     assert stop.value.code == 2
     assert flag in capsys.readouterr().err
+
+
+def test_files_are_written_although_nobody_reads_the_terminal(tmp_path: Path) -> None:
+    returns = write_returns(tmp_path, TOY_RETURNS)
+    call = [sys.executable, "eval/score.py", str(returns), "--suite", "toy", "--out", str(tmp_path / "out")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    subprocess.run(call, cwd=ROOT, stdout=writing, stderr=subprocess.DEVNULL, check=False)
+    os.close(writing)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "report.csv", "report.html", "report.json", "report.md"
+    ]  # fmt: skip

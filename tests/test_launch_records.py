@@ -81,6 +81,21 @@ def test_speed_and_share_per_task(tmp_path):
     assert tasks["catch"]["frames_per_second"] == pytest.approx(3 * tasks["memory"]["frames_per_second"])
 
 
+def test_sample_age_per_task(tmp_path):
+    suite = load_suite("toy", ["catch", "memory", "instruction"])
+    making = reporter(tmp_path, TaskRecords(suite.task_names, window=10), suite)
+    result = {"task_sums": 0.0, "skipped": False, "loss": 1.0, "gradient_norm": 1.0}
+    for versions, tasks in (([3, 5, 6], [0, 1, 0]), ([1, 7, 7], [1, 1, 0])):
+        arrays = batch_with({}, tasks)
+        arrays["version"][:] = versions
+        making.add(arrays, result, 10, 0.1)
+        arrays["task"][:] = 2  # the batch's memory is used again
+    record = making.record(1e-3, 0)
+    means = [numbers.get("sample_age_versions_mean") for numbers in record["tasks"].values()]
+    assert means == [pytest.approx((7 + 4 + 3) / 3), pytest.approx((5 + 9 + 3) / 3), None]
+    assert "sample_age_versions_mean" not in making.record(1e-3, 0)["tasks"]["catch"]
+
+
 def test_conflict_between_tasks_is_reported_once_it_was_measured(tmp_path):
     suite = load_suite("toy", ["catch", "memory", "instruction"])
     conflict = Conflict(suite.task_names, 1, 100.0, 0)

@@ -79,6 +79,8 @@ def test_metrics_say_what_happened(toy):
             assert 0 <= record["clipped_ratio_share"] <= 1
             assert record["kl_behaviour_target"] > -1e-4
             assert record["sample_age_versions_mean"] <= record["sample_age_versions_max"]
+            ages = [task["sample_age_versions_mean"] for task in record["tasks"].values() if "sample_age_versions_mean" in task]
+            assert min(ages) <= record["sample_age_versions_mean"] <= max(ages)
 
 
 def test_gradients_of_tasks_are_compared_within_the_bound(toy):
