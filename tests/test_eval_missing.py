@@ -70,6 +70,14 @@ def test_two_sides_are_aggregated_over_the_tasks_that_both_have(
     assert "aggregates leave out 1 of 4 tasks: large_rewards" in out
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert page.count("(1 of 4 tasks missing)") == len(metrics.AGGREGATES) + 10
+    profiles = [page]
+    for name, values in sides.items():
+        kept = {task: found for task, found in values.items() if task != "large_rewards"}
+        (tmp_path / f"{name}.json").write_text(json.dumps(kept), encoding="utf-8")
+    assert main(capsys, *arguments, "--out", tmp_path / "out")[0] == 0
+    profiles.append((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    first, second = (re.search(r'<figure id="profile">.*?</figure>', text, re.DOTALL) for text in profiles)
+    assert first is not None and second is not None and first[0] == second[0], "the profile is over the same tasks, too"
 
 
 def test_a_task_that_some_runs_lack_is_missing_and_said_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
