@@ -79,7 +79,7 @@ def bars(report: Report) -> Plot:
                 marker = "D" if not cut else ">" if base > high else "<"
                 axes.plot(np.clip(base, low, high), y, marker=marker, markersize=3.6, color="none", mec=INK, mew=0.9)
         axes.axvline(100, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.set_xlabel(f"normalised score, percent (0 random, 100 human); cut at {high:.0f}, longer bars say how long")
+        axes.set_xlabel("normalised score, percent")
         handles: list[Any] = [Patch(color=SUBJECT, label="score"), Line2D([], [], color=INK, label="95 % interval")]
         if report.baseline is not None:
             handles.append(Line2D([], [], marker="D", markersize=3.6, color="none", mec=INK, label="baseline (> beyond)"))
@@ -88,7 +88,8 @@ def bars(report: Report) -> Plot:
     worst = names[0]
     alt = f"Bars of {len(names)} tasks; lowest {worst} at {means[worst]:.1f} percent, "
     alt += f"highest {names[-1]} at {means[names[-1]]:.1f}."
-    return Plot("scores", "Score per task", alt, render("scores", rows_height(len(names)), draw))
+    title = f"Score per task (0 random, 100 human; bars end at {high:.0f} percent, longer ones bear their number)"
+    return Plot("scores", title, alt, render("scores", rows_height(len(names)), draw))
 
 
 def changes(report: Report) -> Plot:

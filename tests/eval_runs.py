@@ -5,9 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from launch.config import Config, RunFiles, load_config, suite_of, write_run
 from launch.plan import network_spec
 from tasks.environment import suite_spaces
+from tasks.registry import load_suite
+
+DMLAB = load_suite("dmlab30", score_table="paper_b1")
+TOY = load_suite("toy")
 
 
 def start_run(folder: Path, config: Config) -> RunFiles:
@@ -41,3 +47,16 @@ def fake_run(
     (folder / "episodes.jsonl").write_text("".join(lines), encoding="utf-8")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return folder
+
+
+def games(percent: float, task: str, generator: np.random.Generator, n: int = 100, spread: float = 8.0) -> list[float]:
+    """Raw returns around a normalised score in percent."""
+    row = next(task_row for task_row in (*DMLAB.tasks, *TOY.tasks) if task_row.name == task)
+    assert row.random_score is not None and row.human_score is not None
+    percents = generator.normal(percent, spread, n)
+    return (row.random_score + percents / 100 * (row.human_score - row.random_score)).tolist()
+
+
+def toy_returns(seed: int, shift: float = 0.0) -> dict[str, list[float]]:
+    generator = np.random.default_rng(seed)
+    return {task: games(60 + (shift if task == "memory" else 0), task, generator, 60) for task in TOY.task_names}

@@ -218,3 +218,14 @@ def test_a_return_that_is_no_number_is_named(tmp_path: Path, value: str) -> None
     path.write_text(path.read_text(encoding="utf-8").replace("2.0", value), encoding="utf-8")
     with pytest.raises(ValueError, match=r"line 2 of .*episodes\.jsonl.*remove it"):
         read(folder)
+
+
+def test_the_readme_names_all_that_is_in_a_report(run: Path, tmp_path: Path) -> None:
+    other = fake_run(tmp_path / "other", {task: [1.0, 0.5] for task in TOY.task_names}, "seed=5")
+    assert score.main([str(run), "--baseline", str(other), "--out", str(tmp_path / "out")]) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    parts = [report, report["identity"], report["identity"]["runs"][0], report["method"], report["change"], report["mechanism"]]
+    parts += [report["mechanism"]["gradient_cosines"], report["mechanism"]["tasks"]["catch"], report["tasks"]["catch"]]
+    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    names = {name for part in parts for name in part if not name.startswith("baseline_")}
+    assert sorted(name for name in names if not re.search(rf"`{name}(\.<\w+>)?`", text)) == []
