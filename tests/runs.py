@@ -42,9 +42,10 @@ def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess
 
 
 @contextmanager
-def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The command running; killed at the end if it still does."""
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def started(*arguments: str, output: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
+    """The command running; killed at the end if it still does. A pipe that nobody reads is full after some minutes, and
+    then the command waits: long runs need another `output`."""
+    process = subprocess.Popen(command(*arguments), stdout=output, stderr=subprocess.STDOUT, text=True)
     try:
         yield process
     finally:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from subprocess import DEVNULL
 
 import psutil
 import pytest
@@ -35,7 +36,9 @@ def test_actors_killed_and_stopped_a_hundred_times(tmp_path):
     run_dir = tmp_path / "run"
     rng = random.Random(1)
     settings = ["supervisor.silent_seconds=6", "supervisor.start_seconds=20", "supervisor.max_start_failures=1000"]
-    with started("--suite", "toy", "--run-dir", str(run_dir), "total_frames=1000000000", *settings, *QUICK) as process:
+    with started(
+        "--suite", "toy", "--run-dir", str(run_dir), "total_frames=1000000000", *settings, *QUICK, output=DEVNULL
+    ) as process:
         wait_for(lambda: updates(run_dir) >= 1, process=process)
         supervisor = pids(run_dir)["supervisor"]
         hit: set[int] = set()
@@ -60,7 +63,7 @@ def test_memory_and_descriptors_stay_flat(tmp_path):
     """Known fault 33: after a minute of warm-up, less than 1 MB a minute in each process."""
     run_dir = tmp_path / "run"
     arguments = ("--suite", "atari57", "--tasks", "pong,breakout", "--run-dir", str(run_dir), "actor.num_envs=16")
-    with started(*arguments, "log.every_seconds=5") as process:
+    with started(*arguments, "log.every_seconds=5", output=DEVNULL) as process:
         wait_for(lambda: updates(run_dir) >= 1, timeout=120, process=process)
 
         def look() -> tuple[dict[str, int], list[int]]:
