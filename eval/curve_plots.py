@@ -88,35 +88,30 @@ def task_plot(report: Report, ours: Sequence[RunCurves], theirs: Sequence[RunCur
 
 def throughput_plot(ours: Sequence[RunCurves]) -> Plot:
     """Frames per second over wall time."""
-    factor, unit = _unit("time", [run.seconds for run in ours])
-
-    def draw(figure: Figure) -> None:
-        axes = plain_axes(figure)
-        for run in ours:
-            axes.plot(run.seconds / factor, run.frames_per_second, color=SUBJECT, linewidth=1.0)
-        axes.set(xlabel=_x_label("time", unit, ""), ylabel="frames per second")
-        axes.set_ylim(bottom=0)
-        axes.grid(True)
-
-    return Plot(
-        "throughput", "Throughput", "Frames per second over wall time, one line per run.", render("throughput", 2.4, draw)
-    )
+    alt = "Frames per second over wall time, one line per run."
+    lines = [run.frames_per_second for run in ours]
+    return _over_time("throughput", "Throughput", alt, "frames per second", ours, lines)
 
 
 def age_plot(ours: Sequence[RunCurves]) -> Plot:
     """Sample age over wall time."""
+    alt = "How many updates old a sample is when it is learned from, over wall time, one line per run."
+    return _over_time("age", "Staleness", alt, "sample age, updates", ours, [run.sample_age for run in ours])
+
+
+def _over_time(key: str, title: str, alt: str, label: str, ours: Sequence[RunCurves], lines: Sequence[np.ndarray]) -> Plot:
+    """One line per run, its values [n] over the seconds [n] of the run."""
     factor, unit = _unit("time", [run.seconds for run in ours])
 
     def draw(figure: Figure) -> None:
         axes = plain_axes(figure)
-        for run in ours:
-            axes.plot(run.seconds / factor, run.sample_age, color=SUBJECT, linewidth=1.0)
-        axes.set(xlabel=_x_label("time", unit, ""), ylabel="sample age, updates")
+        for run, values in zip(ours, lines, strict=True):
+            axes.plot(run.seconds / factor, values, color=SUBJECT, linewidth=1.0)
+        axes.set(xlabel=_x_label("time", unit, ""), ylabel=label)
         axes.set_ylim(bottom=0)
         axes.grid(True)
 
-    alt = "How many updates old a sample is when it is learned from, over wall time, one line per run."
-    return Plot("age", "Staleness", alt, render("age", 2.4, draw))
+    return Plot(key, title, alt, render(key, 2.4, draw))
 
 
 def _now(report: Report, task: str, ours: Sequence[RunCurves]) -> str:

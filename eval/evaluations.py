@@ -146,11 +146,6 @@ def find_run_of(file: Path) -> Path:
     return folder
 
 
-def is_checkpoint(file: Path) -> bool:
-    """Whether a file looks like a checkpoint: by its ending."""
-    return file.is_file() and file.suffix == ".pt"
-
-
 def task_frames(counters: dict[str, Any], tasks: Sequence[str]) -> dict[str, int]:
     """Frames trained per task, of a checkpoint's counters."""
     return {task: counters[task]["frames"] for task in tasks if task in counters}

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from eval import score
 from launch.config import Config, RunFiles, load_config, suite_of, write_run
 from launch.plan import network_spec
 from tasks.environment import suite_spaces
@@ -14,6 +16,17 @@ from tasks.registry import load_suite
 
 DMLAB = load_suite("dmlab30", score_table="paper_b1")
 TOY = load_suite("toy")
+
+
+def main(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    """The command in this process: its exit code, and what it said."""
+    code = score.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
 
 
 def start_run(folder: Path, config: Config) -> RunFiles:

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +11,8 @@ import pytest
 from agent import checkpoint
 from agent.network import Network
 from eval import score
-from eval_runs import DMLAB, fake_run, games, start_run, toy_returns
+from eval_runs import DMLAB, fake_run, games, main, read_report, start_run, toy_returns
 from launch.config import load_config
-
-
-def main(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    code = score.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def read_report(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
-
 
 FALLEN = {"rooms_watermaze": -40.0, "natlab_fixed_large_map": -25.0, "psychlab_visual_search": -12.0}
 

@@ -3,23 +3,12 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from eval import metrics, score
-from eval_runs import TOY, fake_run, games, toy_returns
-
-
-def main(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    code = score.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def read_report(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+from eval import metrics
+from eval_runs import TOY, fake_run, games, main, read_report, toy_returns
 
 
 def test_missing_tasks_are_aggregated_only_when_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
