@@ -22,7 +22,7 @@ SPEC: UnrollSpec = reference.unroll_spec(reference.small_spec({"a": 2, "b": 3}, 
 LEGAL, WORDS = (2, 3), 1000
 ACTORS, SLOTS, LEARNER_SLOTS, COUNT = 2, 6, 4, 5000
 SESSION = 77
-SETTINGS = RemoteSettings(window=3, parameter_seconds=0.01, unreachable_seconds=20)
+SETTINGS = RemoteSettings(window=3, parameter_seconds=0.01, unreachable_seconds=10)
 
 
 def make_world(folder: Path) -> None:
@@ -119,13 +119,16 @@ def make_listener(folder: Path, context: zmq.Context, settings: RemoteSettings =
     return Listener(*ends, LEGAL, WORDS, admit, settings), guard, router
 
 
-def make_relay(folder: Path, context: zmq.Context, settings: RemoteSettings = SETTINGS) -> tuple[Relay, zmq.Socket]:
+def make_relay(folder: Path, context: zmq.Context, settings: RemoteSettings = SETTINGS) -> Relay:
     """A relay at work on the world's files."""
     world = World(folder)
-    dealer = sockets.connect(context, address(folder), wire.largest(wire.to_relay(COUNT)), folder / "keys")
     said = {"actors": ACTORS}
-    ends = (dealer, SESSION, world.actors, world.copy, COUNT, world.machine)
-    return Relay(*ends, lambda: said, lambda content: None, 2, settings), dealer
+
+    def connect() -> zmq.Socket:
+        return sockets.connect(context, address(folder), wire.largest(wire.to_relay(COUNT)), folder / "keys")
+
+    ends = (connect, SESSION, world.actors, world.copy, COUNT, world.machine)
+    return Relay(*ends, lambda: said, lambda content: None, 2, settings)
 
 
 def run_listener(folder: Path) -> None:
@@ -138,7 +141,7 @@ def run_listener(folder: Path) -> None:
 
 def run_relay(folder: Path) -> None:
     """For ever."""
-    relay, _ = make_relay(folder, zmq.Context())
+    relay = make_relay(folder, zmq.Context())
     while True:
         relay.step()
 

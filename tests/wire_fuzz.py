@@ -72,5 +72,5 @@ def _stranger(rng: np.random.Generator, spec: UnrollSpec, session: int) -> Frame
 
 def _hello(rng: np.random.Generator, spec: UnrollSpec, session: int) -> Frames:
     """JSON that is none, or no object, or too deep."""
-    texts: Sequence[bytes] = (b"[" * 4000, b"\xff\xfe{}", b"[1, 2]", b'"x"', b'{"a":' * 700, b"{}" + b" " * 5000, rng.bytes(90))
+    texts: Sequence[bytes] = (b"[" * 4000, b"\xff\xfe{}", b"[1, 2]", b'"x"', b'{"a":' * 700, b"{}" + b" " * 4200, rng.bytes(90))
     return [bytes(part) for part in wire.pack(Kind.HELLO, session, payload=texts[int(rng.integers(len(texts)))])]

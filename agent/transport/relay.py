@@ -18,7 +18,8 @@ from agent.transport.ring import Ring
 from agent.transport.wire import Kind, Message, WireError
 
 COUNTERS = ("acknowledged", "dropped", "version", "newest_version", "parameters_at", "saved_bytes", "heard_at")
-_PING_SECONDS = 1.0
+# Pings within the time after which the learner counts as unreachable.
+_PINGS = 20
 _IDLE_MS = 2
 
 
@@ -54,7 +55,7 @@ class Relay:
     """Serves one machine in one thread; call `step` for ever.
 
     Args:
-        socket: a DEALER, see sockets.connect.
+        connect: makes a DEALER, see sockets.connect; again when nobody answers, as ZeroMQ gives up after some errors.
         session: number of this machine's stay, the same when a relay follows another.
         rings: of the actors; this object is their only reader.
         board: of the actors; this object is its only writer.
@@ -67,7 +68,7 @@ class Relay:
 
     def __init__(
         self,
-        socket: zmq.Socket,
+        connect: Callable[[], zmq.Socket],
         session: int,
         rings: Sequence[Ring],
         board: Board,
@@ -78,7 +79,7 @@ class Relay:
         keep_free: int,
         settings: RemoteSettings,
     ) -> None:
-        self._socket, self._session, self._rings, self._board, self._counters = socket, session, rings, board, counters
+        self._connect, self._session, self._rings, self._board, self._counters = connect, session, rings, board, counters
         self._hello, self._welcomed, self._keep_free, self._settings = hello, welcomed, keep_free, settings
         self._count = count
         self._sizes = wire.to_relay(count)
@@ -88,7 +89,8 @@ class Relay:
         self._in_doubt: list[list[int]] = [[] for _ in rings]  # dropped after they were sent
         self._numbers: np.ndarray | None = None
         self._version = -1
-        self._heard = time.monotonic()
+        self._socket = connect()
+        self._heard = self._connected = time.monotonic()
         self._pinged = 0.0
         self._silent = False
 
@@ -102,16 +104,23 @@ class Relay:
         busy = False
         while self._receive():
             busy = True
-        if now - self._pinged >= _PING_SECONDS:
+        if now - self._pinged >= self._settings.unreachable_seconds / _PINGS:
             self._pinged = now
             self._ping()
         self._notice_silence(now)
         if self._silent:
             self._make_room()
+            if now - self._connected > self._settings.unreachable_seconds:
+                self.close()
+                self._socket, self._connected, self._said = self._connect(), now, None
         elif self._said is not None:
             busy = self._send_unrolls() or busy
         if not busy:
             self._socket.poll(_IDLE_MS)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
 
     def _receive(self) -> bool:
         try:
