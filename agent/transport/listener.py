@@ -191,7 +191,7 @@ class Listener:
         self._counters[error.fault] += 1
         self._sessions.pop(identity, None)
         try:
-            peer = str(frame.get("Peer-Address"))
+            peer = str(frame.get("Peer-Address")).removeprefix("::ffff:")
         except zmq.ZMQError:
             peer = "unknown"
         if error.fault not in ("stranger", "repeated") and peer not in self._told and len(self._told) < _MAX_TOLD:
