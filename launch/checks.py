@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agent.network import Network
 from agent.transport.board import board_bytes, num_parameters
+from agent.transport.ring import ring_bytes
 from launch.config import Config
 from launch.plan import Plan
 from launch.process import memory_root, remove_stale_folders
@@ -21,7 +22,8 @@ def shared_bytes(plan: Plan) -> int:
     count = num_parameters(Network(plan.network))
     num_actors = len(plan.actors)
     status = status_bytes(plan.num_ranks + num_actors + len(plan.services), num_actors, len(plan.task_names))
-    return num_actors * plan.ring_bytes() + board_bytes(count) + status
+    remote = plan.num_ranks * len(plan.task_names) * ring_bytes(plan.unroll, plan.remote_slots) if plan.remote_slots else 0
+    return num_actors * plan.ring_bytes() + remote + board_bytes(count) + status
 
 
 def check_machine(config: Config, plan: Plan, run_dir: Path) -> None:

@@ -20,6 +20,7 @@ from agent.checkpoint import CheckpointSettings
 from agent.learner import LearnerSettings, OptimiserSettings
 from agent.losses import LossSettings
 from agent.network import NetworkSettings, NetworkSpec
+from agent.transport.listener import RemoteSettings
 from tasks.dmlab import without_dummies
 from tasks.environment import EnvironmentSettings
 from tasks.registry import load_suite
@@ -100,6 +101,7 @@ class Config:
     log: LogSettings = field(default_factory=LogSettings)
     supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
     debug: DebugSettings = field(default_factory=DebugSettings)
+    remote: RemoteSettings = field(default_factory=RemoteSettings)
 
 
 class RunFiles(NamedTuple):

@@ -13,6 +13,7 @@ from launch.config import RunFiles, load_config, override_config, read_run, suit
 from launch.display import Display
 from launch.plan import Plan, network_spec
 from launch.process import hold
+from launch.remote import prepare
 from launch.supervisor import Supervisor
 from tasks.environment import suite_spaces
 
@@ -125,7 +126,8 @@ def start(run_dir: Path, run: RunFiles, plan: Plan, resume: bool, overrides: lis
         f"{len(plan.actors)} actors with {envs} environments, {config.total_frames:,} frames, seed {config.seed}, "
         f"{megabytes(shared_bytes(plan))} shared memory"
     )
-    for note in plan.notes:
+    notes = [prepare(run_dir, config.remote)] if config.remote.listen else []
+    for note in [*plan.notes, *notes]:
         print(f"note: {note}")
     sys.stdout.flush()
     supervisor = Supervisor(run_dir, run, plan, resume, overrides, interrupts)

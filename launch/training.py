@@ -34,6 +34,7 @@ class Training:
         rings, board, status: shared with the other processes.
         rank: of this learner among all.
         resume: continue from the newest checkpoint of the folder.
+        remote: what to record of actors on other machines, if there may be some: the last rings are theirs, one per task.
 
     Raises:
         ValueError: the checkpoint does not fit the configuration; says what does not.
@@ -49,10 +50,11 @@ class Training:
         status: Status,
         rank: int,
         resume: bool,
+        remote: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         config, suite = run.config, run.suite
         self.run_dir, self.config, self.plan, self.board, self.status = run_dir, config, plan, board, status
-        self.row = status.learner_row(rank)
+        self.row, self._remote = status.learner_row(rank), remote
         self.device = choose_device(config.learner.device)
         self.learner = Learner(Network(plan.network).to(self.device), config.loss, config.optimiser, config.total_frames)
         self.records = TaskRecords(suite.task_names, config.log.mean_over_episodes)
@@ -72,10 +74,11 @@ class Training:
         batch_frames = config.learner.batch_size * config.actor.unroll_length * plan.frames_per_step
         reader = RingReader(
             rings,
-            [actor.tasks for actor in plan.actors],
+            [*(actor.tasks for actor in plan.actors), *((task,) for task in range(len(suite.tasks)) if remote is not None)],
             config.learner.balance,
             self.records.frames,
             SLACK_BATCHES * batch_frames,
+            len(plan.actors),
         )
         self.batcher = Batcher(
             reader,
@@ -125,7 +128,7 @@ class Training:
         if batch is not None:
             self._step(batch, ready)
             self._fed = time.monotonic()
-        elif ready - self._fed > self.config.learner.wait_seconds:
+        elif ready - self._fed > self.config.learner.wait_seconds and not self.config.remote.only:  # they may come later
             missing = self.batcher.reader.missing(self.plan.task_names)
             raise TimeoutError(f"no batch for {self.config.learner.wait_seconds:.0f} s: waiting for {missing}")
 
@@ -153,6 +156,8 @@ class Training:
         if (popart := self.learner.popart) is not None:
             for task, numbers in enumerate(record["tasks"].values()):
                 numbers |= {"value_mean": popart.means[task], "value_deviation": popart.deviation(task)}
+        if self._remote is not None:
+            record["remote"] = self._remote()
         self.metrics.write(record)
         if self.tensorboard is not None:
             self.tensorboard.write(record)
