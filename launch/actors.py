@@ -97,7 +97,7 @@ def join(address: str, num_actors: int, keys: Path | None) -> tuple[Machine, dic
             f"{error} from {address}: is the run listening there, and are the keys in --keys those of the run?"
         ) from error
     except zmq.ZMQError as error:
-        raise ValueError(f"--connect {address}: {zmq.strerror(error.errno)}") from error
+        raise ValueError(f"--connect {address}: {zmq.strerror(error.errno or 0)}") from error
     finally:
         socket.close()
     return Machine(address, folder, session, answer["first"], answer["agreement"], answer["seeds"]), answer["files"]

@@ -55,9 +55,7 @@ def check_listen(settings: RemoteSettings) -> None:
     try:
         sockets.listen(context, settings.listen, 1, None, lambda: None)[0].close()
     except zmq.ZMQError as error:
-        raise ValueError(
-            f"remote.listen {settings.listen}: {zmq.strerror(error.errno)}; choose another port or address"
-        ) from error
+        raise ValueError(f"remote.listen {settings.listen}: {zmq.strerror(error.errno or 0)}; choose another port") from error
     finally:
         context.destroy(linger=0)
 

@@ -1,5 +1,6 @@
 """A real run whose actors come from another machine: processes killed at both ends, a resume, machines that leave and join."""
 
+import itertools
 import json
 import re
 import signal
@@ -37,7 +38,7 @@ def story(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     notes: dict[str, Any] = {"run_dir": run_dir, "base": base, "address": address}
-    join = ("--connect", address, "--actors", "2", "--keys", str(keys))
+    join = ("--connect", address, "--keys", str(keys))
     with started("--suite", "toy", "--run-dir", str(run_dir), "--total-frames", "1e9", "--listen", address,
                  "remote.only=true", *QUICK) as run:  # fmt: skip
         wait_for(lambda: (run_dir / "keys" / "run.key").exists(), PATIENT, run)
@@ -45,10 +46,11 @@ def story(tmp_path_factory):
         for name in ("run.key", "actors.key_secret"):  # what the command told to copy
             (keys / name).write_bytes((run_dir / "keys" / name).read_bytes())
         first = subprocess.Popen(
-            runs.command(*join, "--folder", str(base / "first"), script=ACTORS), stdout=subprocess.PIPE, text=True
+            runs.command(*join, "--actors", "2", "--folder", str(base / "first"), script=ACTORS),
+            stdout=subprocess.PIPE,
+            text=True,
         )
         trains_on(run_dir, run)
-        notes["busy"] = runs.run("--suite", "toy", "--listen", address, "remote.only=true")
         actors = {name: pid for name, pid in workers(base / "first").items() if name.startswith("actor")}
         for pid in (workers(base / "first")["relay"], pids(run_dir)["workers"]["listener"]):
             assert send(pid, signal.SIGKILL)
@@ -64,7 +66,7 @@ def story(tmp_path_factory):
         first.kill()
         notes["said"], _ = first.communicate(timeout=PATIENT)
         wait_for(lambda: runs.roles_of(base / "first") == [], PATIENT)
-        with started(*join, "--folder", str(base / "second"), script=ACTORS) as second:
+        with started(*join, "--actors", "1", "--folder", str(base / "second"), script=ACTORS) as second:
             number = 10_002  # the first actor of the second machine
 
             def played() -> bool:
@@ -88,11 +90,6 @@ def test_the_command_says_what_to_copy(story):
     assert f"python launch/actors.py --connect {story['address']} --actors 8 --keys FOLDER" in story["first_output"]
 
 
-def test_a_busy_port_is_refused_before_anything_starts(story):
-    assert story["busy"].returncode == 2
-    assert f"remote.listen {story['address']}: Address already in use" in story["busy"].stderr
-
-
 def test_actors_outlive_relay_listener_and_a_resume(story):
     """Killed with -9 in mid-run, and a learner that stops and goes on with other settings of its own."""
     assert story["same_actors"]
@@ -102,23 +99,23 @@ def test_actors_outlive_relay_listener_and_a_resume(story):
 
 
 def test_the_machine_tells_what_it_does(story):
-    found = re.findall(
-        r"2 actors \| [\d.,]+ unrolls/s sent, ([\d,]+) in all, \d+ dropped \| parameters [\d,]+ of", story["said"]
-    )
-    assert found and int(found[-1].replace(",", "")) > 0
+    line = r"2 actors \| [\d.,]+ unrolls/s sent, ([\d,]+) in all, ([\d,]+) dropped \| parameters [\d,]+ of"
+    sent, dropped = (int(text.replace(",", "")) for text in re.findall(line, story["said"])[-1])
+    assert sent > 0
+    # Both ends count the same: what was dropped while the run was away never came, and nothing else.
+    assert dropped == story["metrics"]["remote"]["unrolls_lost"]
 
 
 def test_machines_leave_and_join_and_are_counted(story):
     members = lines(story["run_dir"] / "members.jsonl")
     joined = [line for line in members if "member" in line]
-    assert [(line["first"], line["actors"]) for line in joined] == [(0, 2), (2, 2)]
+    assert [(line["first"], line["actors"]) for line in joined] == [(0, 2), (2, 1)]
     seeds = sorted(tuple(line["seeds"]) for line in members)
-    assert all(first + count <= following for (first, count), (following, _) in zip(seeds, seeds[1:], strict=False))
+    assert all(first + count <= following for (first, count), (following, _) in itertools.pairwise(seeds))
     actors = {game["actor"] for game in lines(story["run_dir"] / "episodes.jsonl")}
-    assert actors <= {10_000, 10_001, 10_002, 10_003} and {10_000, 10_001} <= actors
+    assert actors == {10_000, 10_001, 10_002}
     remote = story["metrics"]["remote"]
     assert remote["machines"] >= 1 and remote["unrolls_received"] > 0 and remote["saved_bytes"] > 0
-    assert remote["unrolls_lost"] == 0
     assert set(remote["refused"]) <= {"stranger", "repeated", "version"}
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.transport.listener import Admission, RemoteSettings
 from agent.transport.wire import WireError
-from launch import remote
+from launch import multitask, remote
 from launch.config import RunFiles, load_config, read_run, suite_of, write_run
 from launch.plan import environment_seeds, groups, make_plan, network_spec, probe_seed, seeds_per_start
 from launch.remote import Code, Machine, Members, agreement, as_joined, greeting, plan_of, this_code
@@ -77,6 +77,16 @@ def test_a_busy_port_is_named():
     remote.check_listen(RemoteSettings(listen=address))
     with pytest.raises(ValueError, match=r"remote\.listen tcp://192\.0\.2\.1:5555: "):
         remote.check_listen(RemoteSettings(listen="tcp://192.0.2.1:5555"))
+
+
+def test_a_busy_port_ends_the_command_before_anything_starts(tmp_path, capsys):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        assert multitask.main(["--suite", "toy", "--run-dir", str(tmp_path / "run"), "--listen", address]) == 2
+    assert f"multitask: remote.listen {address}: Address already in use" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_to_copy_is_one_line_and_keys_are_made_once(tmp_path):
