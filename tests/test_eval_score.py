@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from agent import checkpoint
-from agent.network import Network
 from eval import metrics, score
-from eval_runs import start_run
+from eval_runs import TINY, save_checkpoint, start_run
 from launch.config import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -59,15 +57,9 @@ def read_report(folder: Path) -> dict[str, Any]:
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the toy suite as it looks while it trains: two checkpoints of fresh networks, 7 episodes a task."""
     folder = tmp_path_factory.mktemp("run")
-    run = start_run(folder, load_config("toy", None, ["network.hidden_size=16", "network.core_size=16"]))
+    run = start_run(folder, load_config("toy", None, TINY))
     for frames in (1000, 2000):
-        content = {
-            "counters": {"frames": frames},
-            "task_counters": {task: {"frames": frames // 4} for task in run.suite.task_names},
-            "network": run.network.to_dict(),
-            "parameters": Network(run.network).state_dict(),
-        }
-        checkpoint.save(folder, content, keep=2)
+        save_checkpoint(folder, run, frames)
     lines = [
         json.dumps({"task": task, "return": i - 1.0, "frames": 4, "steps": 4, "total_frames": 16 * (i + 1)})
         for i in range(7)
