@@ -29,7 +29,13 @@ def main(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[in
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    """The report, which is JSON without NaN and infinity."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    return report
 
 
 def start_run(folder: Path, config: Config) -> RunFiles:
