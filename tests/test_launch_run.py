@@ -251,7 +251,7 @@ def test_a_run_killed_as_it_starts_begins_anew_and_sigterm_is_the_same_as_one_in
     with started("--suite", "toy", "--run-dir", str(run_dir), "total_frames=100000000", *QUICK) as process:
         wait_for(lambda: (run_dir / "pids.json").exists(), process=process)
         process.kill()
-        wait_for(lambda: not roles_of(run_dir), timeout=10)
+        wait_for(lambda: not roles_of(run_dir))  # a role notices when its imports are done
     for file in (run_dir / "checkpoints").iterdir():
         file.unlink()
     with started("--resume", str(run_dir)) as process:
