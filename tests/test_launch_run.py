@@ -212,7 +212,7 @@ def test_interrupt_writes_a_checkpoint_and_a_resume_goes_on(tmp_path):
         for actor in pids(run_dir)["actors"]:
             assert psutil.Process(actor).num_threads() <= 2, "one computes, one watches the parent"
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=15)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in out
     assert f"--resume {run_dir}" in out
@@ -257,7 +257,7 @@ def test_a_run_killed_as_it_starts_begins_anew_and_sigterm_is_the_same_as_one_in
     with started("--resume", str(run_dir)) as process:
         wait_for(lambda: updates(run_dir) >= 1, process=process)
         process.terminate()
-        process.communicate(timeout=15)
+        process.communicate(timeout=60)
     assert process.returncode == 143
     assert checkpoint.load(run_dir)["counters"]["updates"] >= 1
     assert roles_of(run_dir) == []
@@ -301,7 +301,7 @@ def test_actors_killed_and_stopped_at_random_moments_then_the_learner(tmp_path):
         target = updates(run_dir) + 50
         wait_for(lambda: updates(run_dir) >= target, process=process)
         send(pids(run_dir)["learner"], signal.SIGKILL)
-        out, _ = process.communicate(timeout=15)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 1, out
     assert "the learner was killed by SIGKILL" in out
     assert_nothing_left(run_dir, supervisor)
