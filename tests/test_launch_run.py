@@ -212,7 +212,7 @@ def test_interrupt_writes_a_checkpoint_and_a_resume_goes_on(tmp_path):
         for actor in pids(run_dir)["actors"]:
             assert psutil.Process(actor).num_threads() <= 2, "one computes, one watches the parent"
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=15)
     assert process.returncode == 130
     assert "Traceback" not in out
     assert f"--resume {run_dir}" in out
