@@ -6,6 +6,8 @@ import re
 import signal
 import socket
 import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
