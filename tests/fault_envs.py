@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 
 FRAME = (12, 12, 1)
+STATISTICS = ("episode_return", "episode_frames", "episode_steps")
 
 
 class Numbered(gymnasium.Env):
@@ -78,5 +79,5 @@ def oracle(seed: int, rows: int) -> dict[str, np.ndarray]:
         over = terminated or truncated
         statistics = ended if first and row else [np.nan, 0, 0]
         table.append((frame, reward, terminated, truncated, first, frames, *statistics))
-    names = ("frame", "reward", "terminated", "truncated", "first", "frames", "episode_return", "episode_frames", "episode_steps")
+    names = ("frame", "reward", "terminated", "truncated", "first", "frames", *STATISTICS)
     return {name: np.array(column) for name, column in zip(names, zip(*table, strict=True), strict=True)}

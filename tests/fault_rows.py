@@ -100,9 +100,11 @@ def supervisors_killed(shop: Shop, result: Result) -> None:
     for _ in range(result.times):
         run = shop.shared()
         time.sleep(shop.random.uniform(0.0, 1.0))
+        run.wait(lambda: True)  # it lives
         assert run.process is not None
         moment = time.monotonic()
         run.process.kill()
+        result.expect(run.process.wait(60) == -signal.SIGKILL, "the supervisor had ended before")
         gone.append(nothing_left(run, 10))
         run.end()
         shop.shared()
@@ -198,8 +200,8 @@ def disk_full(shop: Shop, result: Result) -> None:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(disk)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         raise NotRun("needs root, and the right to mount a file system")
-    arguments = ["--suite", "toy", "--tasks", "catch", ENDLESS, *QUIET, *runs.QUICK, "checkpoint.every_seconds=1"]
-    run = Run(disk, [*arguments, "actor.num_actors=1", "network.core_size=256"], None)
+    arguments = ["--suite", "toy", "--tasks", "catch", ENDLESS, *QUIET, "checkpoint.every_seconds=1"]
+    run = Run(disk, [*arguments, "actor.num_actors=1", "actor.num_envs=8", "network.core_size=256"], None)
     try:
         for _ in range(result.times):
             run.start()
@@ -239,7 +241,7 @@ def fill(disk: Path, run: Run, result: Result) -> None:
 ROWS = (
     Row(
         "actors killed", actors_killed, "kill -9 of an actor, half of them as it hands over unrolls",
-        "replaced; what it committed reaches the learner", 4, 100,
+        "replaced; what it committed reaches the learner", 3, 100,
     ),
     Row("actors stopped", actors_stopped, "SIGSTOP of an actor", "replaced after silent_seconds; the others train on", 1, 10),
     Row(
@@ -256,7 +258,7 @@ ROWS = (
     ),
     Row(
         "engines killed", engines_killed, "kill -9 of an environment's process",
-        "replaced; its game counts for nothing; the actor lives", 3, 30, shared=False,
+        "replaced; its game counts for nothing; the actor lives", 2, 30, shared=False,
     ),
     Row(
         "disk full", disk_full, "disk full during a save, freed, then --resume",

@@ -227,7 +227,7 @@ def numbered_run(folder: Path, seed: int) -> Run:
         "--suite", str(folder / "suite.yaml"), "--seed", str(seed), ENDLESS, "environment.probe=false", *QUIET,
         "actor.num_actors=2", "actor.num_envs=8", f"actor.unroll_length={LENGTH}", "learner.batch_size=8",
         "network.torso=small", "network.hidden_size=256", "network.core_size=256", "checkpoint.every_seconds=1",
-        "debug.dump_unrolls=1000000", "supervisor.silent_seconds=12", "supervisor.start_seconds=60",
+        "debug.dump_unrolls=1000000", "supervisor.silent_seconds=20", "supervisor.start_seconds=120",
         "supervisor.max_start_failures=1000", "supervisor.backoff_seconds=0.1",
     ]  # fmt: skip
     return Run(folder, arguments, Oracle().check)
@@ -243,12 +243,14 @@ class Shop:
         self.folder, self.seed, self.share = folder, seed, share
         self.random = random.Random(seed)
         self._shared: Run | None = None
+        self._count = 0
         self._open: list[tuple[Result, range]] = []
 
     def shared(self) -> Run:
         """The numbered run, alive."""
         if self._shared is None:
-            self._shared = numbered_run(self.folder / "shared", self.seed)
+            self._count += 1
+            self._shared = numbered_run(self.folder / f"shared-{self._count}", self.seed)
         return self._shared.start()
 
     def play(self, row: "Row", times: int) -> Result:
@@ -266,18 +268,25 @@ class Shop:
         if row.shared and self._shared is not None:
             alive = self._shared.process is not None
             self._open.append((result, range(first, len(self._shared.lives) + alive)))
+            if result.broken:
+                self._shared.kill()  # rows to come get another
+                self._enter("")
         return result
 
     def settle(self) -> None:
         """End the shared run, and enter its books into the rows that used it."""
+        complaint = ""
         if self._shared is None:
             return
-        complaint = ""
         try:
             self._shared.start().interrupt()
         except (Broken, ValueError, OSError) as error:
             complaint = f"the run could not be resumed and stopped in the end: {error}"
             self._shared.kill()
+        self._enter(complaint)
+
+    def _enter(self, complaint: str) -> None:
+        assert self._shared is not None
         books = self._shared.books() if self._shared.lives else []
         games = books[-1] if books else Books()
         for result, lives in self._open:
@@ -285,6 +294,7 @@ class Shop:
             total.lines_twice, total.lines_missing = games.lines_twice, games.lines_missing
             enter(result, total)
             result.expect(not complaint, complaint)
+        self._shared, self._open = None, []
 
 
 def enter(result: Result, books: Books) -> None:

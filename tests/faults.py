@@ -55,9 +55,9 @@ def show(results: dict[str, Result]) -> None:
     for heading in ("row", "what was done", "times", "promised", "found", "recovery, s (median / max)", "verdict"):
         table.add_column(heading)
     for name, result in results.items():
-        faults = [] if result.not_run else [f"{key.replace('_', ' ')} {result.found[key]}" for key in FAULTS if key in result.found]
-        other = [f"{key.replace('_', ' ')} {value}" for key, value in result.found.items() if key not in FAULTS]
-        found = "\n".join(filter(None, [", ".join(other), ", ".join(faults), *result.broken, result.not_run]))
+        words = {key: f"{key.replace('_', ' ')} {value}" for key, value in result.found.items()}
+        faults = ", ".join(words.pop(key) for key in FAULTS if key in words)
+        found = "\n".join(filter(None, [", ".join(words.values()), faults, *result.broken, result.not_run]))
         table.add_row(name, result.done, str(result.times), result.promised, found, result.recovery(), result.verdict())
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
