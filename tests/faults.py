@@ -41,8 +41,9 @@ def main() -> int:
                 if row.name in names:
                     print(f"{row.name} ...", file=sys.stderr, flush=True)
                     results[row.name] = shop.play(row, row.long if options.long else row.short)
-        finally:
             shop.settle()
+        finally:
+            shop.abandon()
     if options.json:
         options.json.write_text(as_json(results), encoding="utf-8")
     show(results)
