@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import zmq
 
 from agent.transport import sockets
-from agent.transport.listener import MAX_REMOTE_ACTORS, REFUSALS, Admission, Ledger, RemoteSettings
+from agent.transport.ledger import MAX_REMOTE_ACTORS, Ledger
+from agent.transport.listener import REFUSALS, Admission, RemoteSettings
 from agent.transport.mapped import Counters
 from agent.transport.wire import WireError
 from launch.config import CONFIG_FILE, RESOLVED_FILE, ROOT, RunFiles, code_version, flatten

@@ -16,7 +16,8 @@ from agent.actor import Actor, HalfGroup, Member
 from agent.learner import NonFiniteError
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
-from agent.transport.listener import FIRST_REMOTE_ACTOR, Ledger
+from agent.transport.ledger import Ledger
+from agent.transport.listener import FIRST_REMOTE_ACTOR
 from agent.transport.ring import Ring
 from launch import services
 from launch.config import read_run
@@ -117,7 +118,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
 
 def service(run_dir: Path, memory: Path) -> int:
     """The listener, or on a machine that has joined the relay. Returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    on_stop_request(lambda: sys.exit(0))
     torch.set_num_threads(1)
     run, machine = read_run(run_dir), read_machine(run_dir)
     plan = plan_of(run, machine)
@@ -139,13 +140,19 @@ def main() -> int:
     arguments = parser.parse_args()
     # Denormals make a learner's step half as slow again; each thread has its own flag, so before any other starts.
     torch.set_flush_denormal(True)
-    is_learner = arguments.role == "learner"
-    follow_parent(arguments.parent, arguments.memory, signal.SIGTERM if is_learner else signal.SIGKILL)
-    if is_learner:
-        code = learner(arguments.run_dir, arguments.memory, arguments.index, arguments.resume)
-        if os.getppid() != arguments.parent:  # the supervisor was killed: nobody else is left to tidy up
+    tidies = arguments.role in ("learner", RELAY)
+    follow_parent(arguments.parent, arguments.memory, signal.SIGTERM if tidies else signal.SIGKILL)
+    try:
+        return play(arguments)
+    finally:
+        if tidies and os.getppid() != arguments.parent:  # the parent was killed: nobody else is left to tidy up
             remove_folders(arguments.memory)
-        return code
+
+
+def play(arguments: argparse.Namespace) -> int:
+    """The role. Returns the exit code."""
+    if arguments.role == "learner":
+        return learner(arguments.run_dir, arguments.memory, arguments.index, arguments.resume)
     if arguments.role == "actor":
         return actor(arguments.run_dir, arguments.memory, arguments.index, arguments.generation)
     return service(arguments.run_dir, arguments.memory)

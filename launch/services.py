@@ -14,7 +14,8 @@ from agent.transport import listener as listening
 from agent.transport import relay as relaying
 from agent.transport import sockets, wire
 from agent.transport.board import Board, num_parameters
-from agent.transport.listener import Ledger, Listener
+from agent.transport.ledger import Ledger
+from agent.transport.listener import Listener
 from agent.transport.mapped import Counters
 from agent.transport.relay import RefusedError, Relay
 from agent.transport.ring import Ring

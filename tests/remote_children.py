@@ -12,7 +12,8 @@ import agent_reference as reference
 from agent.transport import relay as relay_module
 from agent.transport import sockets, wire
 from agent.transport.board import Board
-from agent.transport.listener import COUNTERS, FIRST_REMOTE_ACTOR, Admission, Ledger, Listener, RemoteSettings
+from agent.transport.ledger import Ledger
+from agent.transport.listener import COUNTERS, FIRST_REMOTE_ACTOR, Admission, Listener, RemoteSettings
 from agent.transport.mapped import Counters
 from agent.transport.relay import Relay
 from agent.transport.ring import Ring

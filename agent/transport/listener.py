@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +16,12 @@ import zmq
 from agent.transport import mapped, wire
 from agent.transport.board import Board
 from agent.transport.inspection import fault_of
+from agent.transport.ledger import Ledger
 from agent.transport.ring import Ring
 from agent.transport.wire import Kind, Message, WireError
 from agent.unroll import UnrollSpec
 
-# Remote actors in the life of a run, and the number of the first: local ones count from 0.
-MAX_REMOTE_ACTORS = 2**16
+# The number of the first actor of another machine: this machine's count from 0.
 FIRST_REMOTE_ACTOR = 10_000
 # Why messages are refused: damaged on the way, of a stranger, not admitted, repeated, more than agreed, or bad content.
 REFUSALS = (*wire.FAULTS, "content", "key", "stranger", "hello", "ring", "repeated", "flood", "unroll", "version")
@@ -55,39 +54,6 @@ class RemoteSettings:
     window: int = field(default=8, metadata={"min": 1, "max": 64})
     parameter_seconds: float = field(default=0.2, metadata={"min": 0})
     unreachable_seconds: float = field(default=10.0, metadata={"min": 1})
-
-
-class Ledger:
-    """Per remote actor, by number: unrolls whose number is known, how many of them never came, and how many were refused.
-
-    Args:
-        path: of the mapped file, in the run folder: a resumed run goes on with it.
-        create: make the file, or open it.
-    """
-
-    def __init__(self, path: Path, create: bool = False) -> None:
-        make = mapped.create if create else mapped.attach
-        self._rows = make(path, 24 * MAX_REMOTE_ACTORS).view(np.int64).reshape(MAX_REMOTE_ACTORS, 3)
-
-    def next(self, number: int) -> int:
-        """The lowest number of an unroll that is not known yet."""
-        return int(self._rows[number, 0])
-
-    def lost_before(self, number: int, sequence: int) -> int:
-        """Lost unrolls of an actor, if `sequence` is the next to come."""
-        return int(self._rows[number, 1]) + sequence - self.next(number)
-
-    def note(self, number: int, sequence: int, lost: int, refused: int = 0) -> None:
-        """Unroll `sequence` is known now; doing it twice does no harm but for `refused`."""
-        row = self._rows[number]
-        row[2] += refused
-        row[1] = lost
-        row[0] = sequence + 1
-
-    def totals(self) -> tuple[int, int, int]:
-        """Unrolls received, lost and refused in the life of the run."""
-        known, lost, refused = self._rows.sum(0).tolist()
-        return known - lost - refused, lost, refused
 
 
 class Admission(NamedTuple):
