@@ -228,6 +228,16 @@ def test_a_resumed_run_that_went_back_is_followed(both):
     assert world.counters["version"] == 10 and world.learn() == 0
 
 
+def test_parameters_of_the_same_version_are_not_taken_for_the_same(both):
+    """A resumed run went back, and has made another version 9."""
+    world, listener, relay = both.world, both.listener(), both.relay()
+    world.board.post(np.ones(COUNT, np.float32), 9, 1)
+    pump(listener, relay, until=lambda: world.copy.version() == 9)
+    both.close("listener")
+    world.board.post(np.zeros(COUNT, np.float32), 9, 1)
+    pump(both.listener(), relay, until=lambda: not world.copy.copy()[1].any())
+
+
 def test_an_unroll_with_bad_numbers_is_counted_and_the_next_is_taken(both, capsys):
     world, listener, relay = both.world, both.listener(), both.relay()
     for number in range(4):
@@ -304,16 +314,35 @@ def test_nobody_there_ends_in_words(both):
         greet(both.peer(), SESSION, {}, 0.01)
 
 
-def test_a_run_that_is_not_ready_gives_no_answer_yet(both, tmp_path_factory):
+def test_a_run_that_is_not_ready_gives_no_answer_yet(both):
     """Before the learner has parameters nobody is let in; the relay asks again."""
-    world, relay = both.world, both.relay()
+    world, peer = both.world, both.peer()
     world.board._newest[0] = 0
     listener = both.listener()
-    for _ in range(30):
-        listener.step(), relay.step()
-    assert relay._said is None
+    send_and_wait(peer, listener, wire.pack(Kind.HELLO, SESSION, payload=b"{}"))
+    send_and_wait(peer, listener, wire.pack(Kind.PING, SESSION))
+    pump(listener, until=lambda: world.counters["stranger"] == 1)  # both have come
+    assert peer.poll(5000) and wire.unpack(peer.recv_multipart(), wire.to_relay(0)).kind == Kind.AGAIN
     world.board.post(np.zeros(COUNT, np.float32), 3, 0)
-    pump(listener, relay, until=lambda: world.copy.version() == 3)
+    pump(listener, both.relay(), until=lambda: world.copy.version() == 3)
+
+
+def test_dropped_unrolls_that_had_arrived_are_no_drops(both, monkeypatch):
+    """They were taken, and the answer was lost: after the cut both ends count the same."""
+    world, listener = both.world, both.listener(unreachable_seconds=0.4)
+    relay = both.relay(unreachable_seconds=0.4)
+    pump(listener, relay, until=lambda: world.copy.version() == 1)
+    monkeypatch.setattr(listener, "_acknowledge", lambda *_: None)
+    pump(listener, relay, until=lambda: world.play() or world.ledger.totals()[0] == 2 * SETTINGS.window)
+    both.close("listener")
+    pump(relay, until=lambda: world.play() or world.machine["dropped"] >= 10)
+    listener = both.listener(unreachable_seconds=0.4)
+    goal = max(ring.committed for ring in world.actors) + 3
+    pump(listener, relay, world, until=lambda: world.play(goal) or all(read and read[-1] == goal - 1 for read in world.read))
+    pump(listener, relay, world, until=lambda: not any(len(ring) for ring in world.actors))
+    received, lost, _ = world.ledger.totals()
+    assert received + lost == ACTORS * goal
+    assert lost == world.machine["dropped"] and world.machine["acknowledged"] == received
 
 
 @pytest.mark.parametrize("kind", ["another pair", "another run", "no keys"])

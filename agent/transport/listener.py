@@ -179,10 +179,7 @@ class Listener:
         self._sessions.pop(machine.identity, None)
         self._sessions[identity] = message.session
         machine.identity, machine.heard, machine.want = identity, time.monotonic(), None
-        numbers = range(first, first + actors)
-        for number in numbers:
-            self._waiting.pop(number, None)  # it sends again what was not acknowledged
-        seen = [self._ledger.next(number) - 1 for number in numbers]
+        seen = [self._ledger.next(number) - 1 for number in range(first, first + actors)]
         self._send(identity, Kind.WELCOME, message.session, payload=wire.pack_json({**answer, "seen": seen}))
 
     def _from_machine(self, identity: bytes, message: Message) -> None:
