@@ -59,11 +59,9 @@ class Board:
         index = 0 if self._newest[0] == 2 else 1
         head, numbers = self._heads[index], self._numbers[index]
         head[0], head[1] = version, _NOTHING
-        start = 0
-        for parameter in network.parameters():
-            flat = parameter.detach().reshape(-1)
-            torch.from_numpy(numbers[start : start + flat.numel()]).copy_(flat)
-            start += flat.numel()
+        # One copy from the device, not one per parameter.
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in network.parameters()])
+        torch.from_numpy(numbers).copy_(flat)
         head[2] = frames
         head[1] = version
         self._newest[0] = index + 1
