@@ -10,6 +10,7 @@ from agent.learner import Learner, OptimiserSettings
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
 from agent.unroll import Batch
+from launch.recurrence import measure_recurrence
 
 SPEC = reference.small_spec(
     {"a": 2, "b": 3}, (12, 12, 1), "uint8", instruction_length=2, torso="small", hidden_size=32, core_size=16
@@ -100,3 +101,9 @@ def test_tf32_is_switched_both_ways() -> None:
             assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is allowed
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_the_benchmark_of_the_recurrence() -> None:
+    found = measure_recurrence(SPEC, torch.device("cpu"), 4, 2)
+    assert found["core_milliseconds"] > 0
+    assert found["ratio"] == pytest.approx(found["library_milliseconds"] / found["core_milliseconds"])
