@@ -19,7 +19,9 @@ RECORDS_BYTES = 100 * 2**20
 def shared_bytes(plan: Plan) -> int:
     """Bytes of all mapped files of a run."""
     count = num_parameters(Network(plan.network))
-    return len(plan.actors) * plan.ring_bytes() + board_bytes(count) + status_bytes(len(plan.actors), len(plan.task_names))
+    num_actors = len(plan.actors)
+    status = status_bytes(plan.num_ranks + num_actors + len(plan.services), num_actors, len(plan.task_names))
+    return num_actors * plan.ring_bytes() + board_bytes(count) + status
 
 
 def check_machine(config: Config, plan: Plan, run_dir: Path) -> None:

@@ -53,7 +53,7 @@ class SupervisorSettings:
         silent_seconds: an actor or learner that gives no sign of life for so long is killed. Longer than the slowest reset.
         start_seconds: the same, from the start of a process to its first unroll.
         backoff_seconds: wait before a restart; doubles with each failure in a row, up to a minute.
-        max_start_failures: an actor that dies so often in a row without one unroll ends the run.
+        max_start_failures: a worker that dies so often in a row without any work done (an actor: one unroll) ends the run.
     """
 
     silent_seconds: float = field(default=120.0, metadata={"min": 1})

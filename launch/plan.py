@@ -43,7 +43,7 @@ class ActorPlan:
 class Plan:
     """Everything that follows from a configuration before anything starts.
 
-    notes: sentences that a person should read.
+    notes: sentences that a person should read. num_ranks: learners. services: names of the other roles, such as a relay.
     """
 
     task_names: tuple[str, ...]
@@ -53,6 +53,8 @@ class Plan:
     network: NetworkSpec
     frames_per_step: int
     notes: tuple[str, ...]
+    num_ranks: int = 1
+    services: tuple[str, ...] = ()
 
     def ring_bytes(self) -> int:
         """Of one actor."""

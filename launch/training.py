@@ -21,7 +21,6 @@ from launch.records import EPISODES, METRICS, Lines, TaskRecords, TensorBoard
 from launch.reporter import Reporter
 from launch.status import Status
 
-LEARNER_ROW = 0
 # Frames in batches by which the fastest task may lead the slowest with learner.balance=frames.
 SLACK_BATCHES = 2
 WAIT_SECONDS = 0.5
@@ -34,6 +33,7 @@ class Training:
         run_dir: where records and checkpoints go.
         run, plan: of the run.
         rings, board, status: shared with the other processes.
+        rank: of this learner among all.
         resume: continue from the newest checkpoint of the folder.
 
     Raises:
@@ -48,10 +48,12 @@ class Training:
         rings: list[Ring],
         board: Board,
         status: Status,
+        rank: int,
         resume: bool,
     ) -> None:
         config, suite = run.config, run.suite
         self.run_dir, self.config, self.plan, self.board, self.status = run_dir, config, plan, board, status
+        self.row = status.learner_row(rank)
         self.device = choose_device(config.learner.device)
         network = Network(plan.network, config.learner.precision == "bf16").to(self.device)
         allow_tf32(config.learner.tf32)
@@ -123,7 +125,7 @@ class Training:
         began = time.monotonic()
         batch = self.batcher.next(WAIT_SECONDS)
         ready = time.monotonic()
-        self.status.beat(LEARNER_ROW)
+        self.status.beat(self.row)
         self.reporter.waited(ready - began)
         if batch is not None:
             self._step(batch, ready)
@@ -151,7 +153,7 @@ class Training:
         self.batcher.release(batch)
 
     def _log(self) -> None:
-        self.status.write(LEARNER_ROW)
+        self.status.write(self.row)
         record = self.reporter.record(self.learner.learning_rate(), self.batcher.reader.depth())
         if (popart := self.learner.popart) is not None:
             for task, numbers in enumerate(record["tasks"].values()):
