@@ -15,6 +15,9 @@ from tasks.environment import Spaces
 from tasks.seeds import environment_seed
 from tasks.suite import Suite
 
+# The service that runs the network for all actors of a machine.
+INFERENCE = "inference"
+
 
 @dataclass(frozen=True)
 class Group:
@@ -98,6 +101,7 @@ def make_plan(run: RunFiles) -> Plan:
         run.network,
         run.frames_per_step,
         tuple(_notes(run.config, num_actors, num_tasks)),
+        services=(INFERENCE,) if actor.inference == "batched" else (),
     )
 
 

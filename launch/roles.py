@@ -1,4 +1,4 @@
-"""One process of a run: `python -m launch.roles learner|actor ...`. The wiring; the supervisor starts these."""
+"""One process of a run: `python -m launch.roles learner|actor|inference ...`. The wiring; the supervisor starts these."""
 
 import argparse
 import os
@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from agent.actor import Actor, HalfGroup, Member
+from agent.inference import BatchedPolicy, LocalPolicy
 from agent.learner import NonFiniteError
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
 from launch.config import read_run
-from launch.plan import environment_seeds, make_plan, probe_seed
+from launch.inference import inference, open_mailboxes
+from launch.plan import INFERENCE, environment_seeds, make_plan, probe_seed
 from launch.process import EXIT_REFUSED, follow_parent, on_stop_request, remove_folders
 from launch.status import open_status
 from launch.training import Training
@@ -74,6 +76,14 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
             return EXIT_REFUSED
     network = Network(plan.network).eval()
     board = Board(memory / "board", num_parameters(network))
+    batched = config.actor.inference == "batched"
+    mailboxes = iter(open_mailboxes(memory, plan, me) if batched else [])
+
+    def make_policy(tasks: list[int]) -> LocalPolicy | BatchedPolicy:
+        if not batched:
+            return LocalPolicy(network, tasks)
+        return BatchedPolicy(next(mailboxes), tasks, config.actor.wait_seconds, lambda: status.beat(row))
+
     rng = np.random.default_rng([config.seed, generation, index])
     halves = []
     counted: list[tuple[TaskVectorEnv, np.ndarray]] = []
@@ -87,10 +97,10 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
             members.append(Member(group.task, environment))
             counted.append((environment, status.engines(index, group.task)))
             status.beat(row)
-        halves.append(HalfGroup(members, network, plan.unroll, index, groups[0].first, rng))
+        halves.append(HalfGroup(members, make_policy, plan.task_names, plan.unroll, index, groups[0].first, rng))
     player = Actor(
         halves,
-        pull=lambda: board.read(network, config.actor.wait_seconds).version,
+        pull=None if batched else lambda: board.read(network, config.actor.wait_seconds).version,
         wait_for_space=lambda count: ring.wait_for_space(count, config.actor.wait_seconds, lambda: status.beat(row)),
         beat=lambda: status.beat(row),
     )
@@ -106,7 +116,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
 def main() -> int:
     """Parse, follow the parent, run the role."""
     parser = argparse.ArgumentParser(prog="python -m launch.roles", description=__doc__)
-    parser.add_argument("role", choices=["learner", "actor"])
+    parser.add_argument("role", choices=["learner", "actor", INFERENCE])
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--memory", type=Path, required=True, help="folder of the run's mapped files")
     parser.add_argument("--parent", type=int, required=True, help="process id of the supervisor")
@@ -123,6 +133,8 @@ def main() -> int:
         if os.getppid() != arguments.parent:  # the supervisor was killed: nobody else is left to tidy up
             remove_folders(arguments.memory)
         return code
+    if arguments.role == INFERENCE:
+        return inference(arguments.run_dir, arguments.memory)
     return actor(arguments.run_dir, arguments.memory, arguments.index, arguments.generation)
 
 

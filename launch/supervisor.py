@@ -13,7 +13,8 @@ from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
 from launch.config import RunFiles
-from launch.plan import ActorPlan, Plan
+from launch.inference import open_mailboxes
+from launch.plan import INFERENCE, ActorPlan, Plan
 from launch.process import make_memory_folder, remove_folders
 from launch.status import open_status
 from launch.workers import PIDS, RestartLog, Worker, Workers, describe_exit, kill_group, silent_for, spawn, tail, write_pids
@@ -56,6 +57,8 @@ class Supervisor:
             self._status = open_status(self.memory, self.plan, create=True)
             Board(self.memory / "board", num_parameters(Network(self.plan.network)), create=True)
             workers = [self._make_actor(actor) for actor in self.plan.actors]
+            if INFERENCE in self.plan.services:
+                workers.append(self._make_inference())
             self._workers = Workers(self.run_dir, self.memory, self._status, self.settings, self._log, workers)
             self._learners = [self._start_learner(rank) for rank in range(self.plan.num_ranks)]
             self._workers.start()
@@ -73,6 +76,13 @@ class Supervisor:
         title = f"actor {actor.index} ({', '.join(self.plan.task_names[t] for t in actor.tasks)})"
         arguments, row = ("actor", "--index", str(actor.index)), self._status.actor_row(actor.index)
         return Worker(f"actor-{actor.index}", title, arguments, row, lambda: ring.committed, {"actor": actor.index})
+
+    def _make_inference(self) -> Worker:
+        """The inference process, and the mailboxes of the actors that it answers."""
+        boxes = [box for actor in self.plan.actors for box in open_mailboxes(self.memory, self.plan, actor, create=True)]
+        row = self._status.service_row(self.plan.services.index(INFERENCE))
+        record = {"service": INFERENCE}
+        return Worker(INFERENCE, INFERENCE, (INFERENCE,), row, lambda: sum(box.answered for box in boxes), record)
 
     def _start_learner(self, rank: int) -> subprocess.Popen[bytes]:
         arguments = ["learner", "--index", str(rank), *(["--resume"] if self.resume else [])]

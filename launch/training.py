@@ -204,7 +204,7 @@ class Training:
         checkpoint.restore_generators(content["generators"])
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, key: str = "learner.device") -> torch.device:
     """auto = the first GPU if there is one.
 
     Raises:
@@ -215,9 +215,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"learner.device={name} is no device: use auto, cpu, cuda or cuda:0") from error
+        raise ValueError(f"{key}={name} is no device: use auto, cpu, cuda or cuda:0") from error
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"learner.device={name} is not supported: use auto, cpu, cuda or cuda:0")
+        raise ValueError(f"{key}={name} is not supported: use auto, cpu, cuda or cuda:0")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"learner.device={name} is not here: torch sees {torch.cuda.device_count()} GPUs")
+        raise ValueError(f"{key}={name} is not here: torch sees {torch.cuda.device_count()} GPUs")
     return device

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -12,6 +13,7 @@ import torch
 
 import agent_reference as reference
 from agent.actor import Actor, HalfGroup, Member, RefusedDataError
+from agent.inference import LocalPolicy
 from agent.unroll import Arrays
 
 SPEC = reference.small_spec({"a": 2, "b": 3})
@@ -152,7 +154,9 @@ def make_scene(length: int, sizes: Sequence[Sequence[tuple[int, int]]], pull: Ca
             legal = list(SPEC.legal_actions.values())[task]
             environments.append(Counting([next(number) for _ in range(count)], legal, events, str(index)))
             group.append(Member(task, environments[-1]))
-        halves.append(HalfGroup(group, network, spec, 7, offset, np.random.default_rng(index)))
+        halves.append(
+            HalfGroup(group, partial(LocalPolicy, network), network.task_names, spec, 7, offset, np.random.default_rng(index))
+        )
     versions = itertools.count(0, 10)
 
     def default_pull() -> int:
