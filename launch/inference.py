@@ -37,7 +37,8 @@ def inference(run_dir: Path, memory: Path) -> int:
     allow_tf32(config.learner.tf32)
     board = Board(memory / "board", num_parameters(network))
     mailboxes = [mailbox for actor in plan.actors for mailbox in open_mailboxes(memory, plan, actor)]
-    version, answered, written = -1, 0, 0.0
+    version: int | None = None  # nothing is answered before the learner's first parameters are here
+    answered, written = 0, 0.0
     while True:
         status.beat(row)
         waiting = [mailbox for mailbox in mailboxes if mailbox.pending]
