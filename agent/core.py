@@ -59,7 +59,8 @@ class Core(nn.Module):
         # A second bias, which the library wants; it is no parameter of ours.
         weights = [self.input.weight, self.recurrent.weight, self.input.bias, torch.zeros_like(self.input.bias)]
         rows = features.flatten(0, 1).index_select(0, order)
-        found, h, c = torch.lstm(rows, torch.from_numpy(pieces.sizes), (h, c), weights, True, 1, 0.0, torch.is_grad_enabled(), False)
+        sizes, train = torch.from_numpy(pieces.sizes), torch.is_grad_enabled()
+        found, h, c = torch.lstm(rows, sizes, (h, c), weights, True, 1, 0.0, train, False)
         outputs = torch.empty_like(found).index_copy(0, order, found)
         return outputs.view(*first.shape, -1), torch.cat([h, c]).index_select(1, last).transpose(0, 1)
 

@@ -6,6 +6,8 @@ import random
 import signal
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +19,9 @@ from agent.learner import NonFiniteError
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
-from launch.config import read_run
+from launch.config import RunFiles, read_run
 from launch.inference import inference, open_mailboxes
-from launch.plan import INFERENCE, environment_seeds, make_plan, probe_seed
+from launch.plan import INFERENCE, ActorPlan, Plan, environment_seeds, make_plan, probe_seed
 from launch.process import EXIT_REFUSED, follow_parent, on_stop_request, remove_folders
 from launch.status import open_status
 from launch.training import Training
@@ -74,16 +76,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
         except (ValueError, EngineError) as error:
             print(error, file=sys.stderr)
             return EXIT_REFUSED
-    network = Network(plan.network).eval()
-    board = Board(memory / "board", num_parameters(network))
-    batched = config.actor.inference == "batched"
-    mailboxes = iter(open_mailboxes(memory, plan, me) if batched else [])
-
-    def make_policy(tasks: list[int]) -> LocalPolicy | BatchedPolicy:
-        if not batched:
-            return LocalPolicy(network, tasks)
-        return BatchedPolicy(next(mailboxes), tasks, config.actor.wait_seconds, lambda: status.beat(row))
-
+    make_policy, pull = _policies(run, plan, me, memory, lambda: status.beat(row))
     rng = np.random.default_rng([config.seed, generation, index])
     halves = []
     counted: list[tuple[TaskVectorEnv, np.ndarray]] = []
@@ -100,7 +93,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
         halves.append(HalfGroup(members, make_policy, plan.task_names, plan.unroll, index, groups[0].first, rng))
     player = Actor(
         halves,
-        pull=None if batched else lambda: board.read(network, config.actor.wait_seconds).version,
+        pull=pull,
         wait_for_space=lambda count: ring.wait_for_space(count, config.actor.wait_seconds, lambda: status.beat(row)),
         beat=lambda: status.beat(row),
     )
@@ -111,6 +104,19 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
             for environment, counts in counted:
                 counts += environment.new_counts()
     return 0
+
+
+def _policies(
+    run: RunFiles, plan: Plan, me: ActorPlan, memory: Path, beat: Callable[[], None]
+) -> tuple[Callable[[list[int]], LocalPolicy | BatchedPolicy], Callable[[], int] | None]:
+    """How an actor makes the policies of its half-groups, in their order, and takes parameters for them (see agent.actor)."""
+    settings = run.config.actor
+    if settings.inference == "batched":
+        mailboxes = iter(open_mailboxes(memory, plan, me))
+        return lambda tasks: BatchedPolicy(next(mailboxes), tasks, settings.wait_seconds, beat), None
+    network = Network(plan.network).eval()
+    board = Board(memory / "board", num_parameters(network))
+    return partial(LocalPolicy, network), lambda: board.read(network, settings.wait_seconds).version
 
 
 def main() -> int:
