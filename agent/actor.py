@@ -7,12 +7,11 @@ keep the contract at the top of tasks/contract.py: gymnasium's VectorEnv with `s
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from agent.inference import LocalPolicy
-from agent.network import Network
+from agent.inference import BatchedPolicy, LocalPolicy
 from agent.unroll import NO_ACTION, Arrays, UnrollSpec
 
 
@@ -26,7 +25,10 @@ class ActorSettings:
         unroll_length: T, agent steps (IMPALA: 100 on DMLab, 20 on Atari).
         slots: unrolls that an actor may have waiting for the learner; 0 = E.
         weights: task -> weight of its share of actors; empty = equal actors.
-        wait_seconds: an actor that waits so long for the learner ends with an error.
+        wait_seconds: an actor that waits so long for the learner, or for inference, ends with an error.
+        inference: local = every actor runs the network itself, on one core; batched = one process runs it for all actors of
+            the machine, which pays where that process has a GPU.
+        inference_device: of that process; as learner.device.
     """
 
     num_actors: int = field(default=0, metadata={"min": 0})
@@ -35,6 +37,8 @@ class ActorSettings:
     slots: int = field(default=0, metadata={"min": 0})
     weights: dict[str, float] = field(default_factory=dict)
     wait_seconds: float = field(default=600.0, metadata={"min": 1})
+    inference: Literal["local", "batched"] = "local"
+    inference_device: str = "auto"
 
 
 class Member(NamedTuple):
@@ -53,7 +57,8 @@ class HalfGroup:
 
     Args:
         members: vector environments of one or several tasks.
-        network: shared with the other half.
+        make_policy: from the task index of each environment, [E], to the policy.
+        task_names: for messages.
         spec: sizes of an unroll.
         actor: index of the actor, stamped on unrolls.
         offset: index of this half's first environment within the actor.
@@ -63,7 +68,8 @@ class HalfGroup:
     def __init__(
         self,
         members: Sequence[Member],
-        network: Network,
+        make_policy: Callable[[list[int]], LocalPolicy | BatchedPolicy],
+        task_names: Sequence[str],
         spec: UnrollSpec,
         actor: int,
         offset: int,
@@ -71,7 +77,8 @@ class HalfGroup:
     ) -> None:
         tasks = [member.task for member in members for _ in range(member.environment.num_envs)]
         self.num_envs = len(tasks)
-        self.policy = LocalPolicy(network, tasks)
+        self.policy = make_policy(tasks)
+        self._task_names = tuple(task_names)
         self.length = spec.unroll_length
         self.rows: Arrays = spec.empty(self.num_envs)
         self.rows["task"][:] = tasks
@@ -91,7 +98,7 @@ class HalfGroup:
         self._frames = np.zeros(self.num_envs, np.int64)
         self._steps = np.zeros(self.num_envs, np.int64)
 
-    def start(self, version: int) -> None:
+    def start(self) -> None:
         """Reset the environments: row 0 of the first unroll is seen."""
         for environment, part in self._members:
             observation, _ = environment.reset()
@@ -99,7 +106,6 @@ class HalfGroup:
             self._see(part, observation)
         self.rows["first"][0] = True
         self.rows["episode_return"][0] = np.nan
-        self.rows["version"][:] = version
 
     def act(self) -> None:
         """Decide on the newest row and send the actions to the engines."""
@@ -111,6 +117,8 @@ class HalfGroup:
         )
         self._refuse("log-probabilities of the policy", log_probs, slice(0, self.num_envs))
         rows["action"][t], rows["log_probs"][t] = action, log_probs
+        if t == 0:
+            rows["version"][:] = policy.version
         for environment, part in self._members:
             environment.step_async(action[part])
 
@@ -134,12 +142,12 @@ class HalfGroup:
             self._count(part, reward, info["frames"], info["reset"], lost)
         self._ended = rows["terminated"][t] | rows["truncated"][t]
 
-    def next_unroll(self, version: int, core_state: np.ndarray) -> None:
+    def next_unroll(self, core_state: np.ndarray) -> None:
         """Row T becomes row 0 of the next unroll. core_state: [E, 2, K] before that row."""
         for name in self._row_fields:
             self.rows[name][0] = self.rows[name][self.length]
         self.rows["core_state"][...] = core_state
-        self.rows["version"][:] = version
+        self.rows["version"][:] = self.policy.version  # that of row 0, and versions only grow
         self.t = 0
 
     def _see(self, part: slice, observation: dict[str, np.ndarray]) -> None:
@@ -166,7 +174,7 @@ class HalfGroup:
         finite = np.isfinite(values)
         if not finite.all():
             column = part.start + int(np.argmin(finite.reshape(len(values), -1).all(1)))
-            task = self.policy.network.task_names[self.policy.tasks[column]]
+            task = self._task_names[self.policy.tasks[column]]
             raise RefusedDataError(
                 f"{what} are not finite: task {task}, environment {self.rows['environment'][column]}, "
                 f"episode {self._games[column]}, step {self._steps[column]}; nothing of it was sent to the learner"
@@ -178,7 +186,7 @@ class Actor:
 
     Args:
         halves: the half-groups; one is allowed.
-        pull: load the newest parameters into the network and return their version.
+        pull: load the newest parameters into the network of the policies and return their version; None = they take their own.
         wait_for_space: block until so many unrolls can be handed over.
         beat: called at every step: "I live".
     """
@@ -186,7 +194,7 @@ class Actor:
     def __init__(
         self,
         halves: Sequence[HalfGroup],
-        pull: Callable[[], int],
+        pull: Callable[[], int] | None,
         wait_for_space: Callable[[int], None],
         beat: Callable[[], None],
     ) -> None:
@@ -198,12 +206,13 @@ class Actor:
     def unrolls(self) -> Iterator[tuple[Arrays, int]]:
         """Rows [T+1, E, ...] and the column of one finished unroll in them, without end. Copy it before the next one.
 
-        Parameters are taken once per round, after there is space for the unrolls and before row T, which is row 0 of the
-        next unroll, is acted on: all actions that an unroll trains on come from the version that is stamped on it.
+        Parameters of local policies are taken once per round, after there is space for the unrolls and before row T, which is
+        row 0 of the next unroll, is acted on: all actions that an unroll trains on come from the version that is stamped on
+        it. Where the policies take their own, later rows may come from newer parameters than row 0.
         """
-        version = self._pull()
+        self._take_parameters()
         for half in self.halves:
-            half.start(version)
+            half.start()
             half.act()
         while True:
             for half in self.halves:
@@ -219,15 +228,21 @@ class Actor:
                     self._wait_for_space(half.num_envs)
                 if half is self.halves[0]:
                     with self._timed("transport"):
-                        version = self._pull()
-                before = half.policy.core_state.cpu().numpy()
+                        self._take_parameters()
+                before = half.policy.state()
                 with self._timed("inference"):
                     half.act()
                 half.rows["acted_at"][:] = time.time()
                 with self._timed("transport"):
                     for column in range(half.num_envs):
                         yield half.rows, column
-                    half.next_unroll(version, before)
+                    half.next_unroll(before)
+
+    def _take_parameters(self) -> None:
+        if self._pull is not None:
+            version = self._pull()
+            for half in self.halves:
+                half.policy.version = version
 
     def _timed(self, stage: str) -> "_Timer":
         return _Timer(self.seconds, stage)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +13,22 @@ import torch
 from agent.transport.ring import Ring
 from agent.unroll import Arrays, Batch, UnrollSpec
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class HostBatch:
-    """arrays: [T+1, B, ...] (see agent/unroll.py), valid until `release`. tensors: the same memory."""
+    """A buffer in host memory and its twin on the learner's device; both are valid until `release`.
+
+    arrays: [T+1, B, ...] (see agent/unroll.py). host: the same memory as tensors. data: on the device; on the CPU the same
+    memory again. copied, used: events of the device after the copy, and after the last work that read `data`.
+    """
 
     arrays: Arrays
-    tensors: Batch
+    host: Batch
+    data: Batch
+    copied: Any
+    used: Any
 
 
 class RingReader:
@@ -87,13 +97,13 @@ class RingReader:
 
 
 class Batcher:
-    """Two host buffers: one is filled while the learner uses the other.
+    """Two buffers: one is filled, and copied to the device on a stream of its own, while the learner uses the other.
 
     Args:
         reader: where unrolls come from.
         spec: sizes.
         batch_size: B.
-        pin: page-locked memory (for copies to a GPU).
+        device: the learner's.
         dump: folder and number: the first unrolls are written there as npz, as the learner receives them.
     """
 
@@ -102,16 +112,18 @@ class Batcher:
         reader: RingReader,
         spec: UnrollSpec,
         batch_size: int,
-        pin: bool = False,
+        device: torch.device = CPU,
         dump: tuple[Path, int] | None = None,
     ) -> None:
         self.reader, self.spec, self.batch_size = reader, spec, batch_size
         self._dump = dump
         self._dumped = 0
+        self._device, self._module = device, torch.get_device_module(device)
+        self._copies = self._module.Stream(device) if device.type == "cuda" else self._module.Stream()
         self._empty: queue.Queue[HostBatch] = queue.Queue()
         self._full: queue.Queue[HostBatch | Exception] = queue.Queue()
         for _ in range(2):
-            self._empty.put(_host_batch(spec, batch_size, pin))
+            self._empty.put(self._buffer())
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
@@ -128,10 +140,13 @@ class Batcher:
             return None
         if isinstance(batch, Exception):
             raise batch
+        batch.copied.wait(self._module.current_stream(self._device))
         return batch
 
     def release(self, batch: HostBatch) -> None:
-        """The learner is done with it."""
+        """The learner is done with it: all its work on the data is on the device's queue."""
+        batch.copied.synchronize()  # on the device, which may lag behind, the host's memory may still be read
+        batch.used.record(self._module.current_stream(self._device))
         self._empty.put(batch)
 
     def close(self) -> None:
@@ -148,6 +163,7 @@ class Batcher:
                 except queue.Empty:
                     continue
                 if self._fill(batch.arrays):
+                    self._send(batch)
                     self._full.put(batch)
         except Exception as error:
             self._full.put(error)
@@ -164,16 +180,20 @@ class Batcher:
             self.reader.take(ring, self.spec, arrays, column)
         return True
 
+    def _send(self, batch: HostBatch) -> None:
+        if batch.data is batch.host:
+            return
+        with self._module.stream(self._copies):
+            batch.used.wait(self._copies)  # the update before last may still read what is overwritten here
+            for name, tensor in batch.host.items():
+                batch.data[name].copy_(tensor, non_blocking=True)
+            batch.copied.record(self._copies)
 
-def to_device(batch: HostBatch, device: torch.device) -> Batch:
-    """The batch on the learner's device; on the CPU the same memory."""
-    if device.type == "cpu":
-        return batch.tensors
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
-
-
-def _host_batch(spec: UnrollSpec, batch_size: int, pin: bool) -> HostBatch:
-    tensors = {name: torch.from_numpy(array) for name, array in spec.empty(batch_size).items()}
-    if pin:
-        tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
-    return HostBatch({name: tensor.numpy() for name, tensor in tensors.items()}, tensors)
+    def _buffer(self) -> HostBatch:
+        host = {name: torch.from_numpy(array) for name, array in self.spec.empty(self.batch_size).items()}
+        data = host
+        if self._device.type != "cpu":
+            host = {name: tensor.pin_memory() for name, tensor in host.items()}
+            data = {name: torch.empty_like(tensor, device=self._device) for name, tensor in host.items()}
+        arrays = {name: tensor.numpy() for name, tensor in host.items()}
+        return HostBatch(arrays, host, data, self._module.Event(), self._module.Event())

@@ -26,6 +26,9 @@ class LearnerSettings:
         balance: actors = unrolls are taken in turn as they come, so tasks whose actors are faster feed more; frames = the task
             with the fewest frames first, and none may lead the last by more than two batches.
         wait_seconds: the run ends with an error when no batch comes for so long.
+        precision: fp32, or bf16: the torso computes in bfloat16, all else and the parameters stay float32.
+        tf32: on a GPU, float32 products may round their factors to 10 bits (TF32), which is several times as fast.
+        compile: the torso goes through torch.compile, which takes a minute at the start.
         conflict_every: updates between two measurements of the tasks' gradients on the shared parameters, their norms and
             the cosines between them, at least; 0 = never.
         conflict_cost_percent: of the learner's time at work that these measurements may take; they wait until they fit.
@@ -36,6 +39,9 @@ class LearnerSettings:
     threads: int = field(default=1, metadata={"min": 1})
     balance: Literal["actors", "frames"] = "actors"
     wait_seconds: float = field(default=900.0, metadata={"min": 1})
+    precision: Literal["fp32", "bf16"] = "fp32"
+    tf32: bool = True
+    compile: bool = False
     conflict_every: int = field(default=50, metadata={"min": 0})
     conflict_cost_percent: float = field(default=2.0, metadata={"min": 0, "max": 100})
 
@@ -119,8 +125,11 @@ class Learner:
             return self.settings.learning_rate
         return self.settings.learning_rate * max(0.0, 1 - self.counters.frames / self.total_frames)
 
-    def update(self, batch: Batch, tasks: list[int]) -> dict[str, Any]:
+    def update(self, batch: Batch, tasks: list[int], first: np.ndarray | None = None) -> dict[str, Any]:
         """One update from B unrolls on the network's device; `tasks` is `batch["task"]` as Python ints.
+
+        first: `batch["first"]` in host memory; without it a GPU is waited for.
+
 
         Counts frames and steps also of a skipped update: they were consumed.
 
@@ -130,7 +139,7 @@ class Learner:
         Raises:
             NonFiniteError: after `max_skipped_updates` non-finite updates in a row.
         """
-        output = self.network(batch, batch["core_state"], tasks)
+        output = self.network(batch, batch["core_state"], tasks, first)
         losses = compute_losses(output, batch, self.loss_settings, self.popart.scale(tasks) if self.popart else None)
         loss = losses.total()
         self.optimiser.zero_grad(set_to_none=True)

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from agent.core import Core
 from agent.torso import initialise, make_torso
 
 # Stands for log(0): finite, so that entropies and gradients of masked actions are exactly 0 and never NaN.
@@ -80,15 +82,20 @@ class Output(NamedTuple):
 class Network(nn.Module):
     """Policy and value for rows of several tasks at once.
 
+    Args:
+        spec: what it is made of.
+        bf16: the torso computes in bfloat16; its parameters, LSTMs and heads stay float32. Nearly all arithmetic is the
+            torso's, log-probabilities need more than 8 bits, and a recurrence adds its rounding up.
+
     Raises:
         ValueError: no tasks, or a task without a legal action.
     """
 
     legal: torch.Tensor
 
-    def __init__(self, spec: NetworkSpec) -> None:
+    def __init__(self, spec: NetworkSpec, bf16: bool = False) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.bf16 = spec, bf16
         self.task_names = tuple(spec.legal_actions)
         _check_actions(spec)
         settings = spec.settings
@@ -111,7 +118,13 @@ class Network(nn.Module):
         """Zeros [B, 2, K]: h and c."""
         return next(self.parameters()).new_zeros(num_columns, 2, self.spec.settings.core_size)
 
-    def forward(self, rows: Mapping[str, torch.Tensor], core_state: torch.Tensor, tasks: Sequence[int]) -> Output:
+    def forward(
+        self,
+        rows: Mapping[str, torch.Tensor],
+        core_state: torch.Tensor,
+        tasks: Sequence[int],
+        first: np.ndarray | None = None,
+    ) -> Output:
         """Evaluate T rows of B columns.
 
         Args:
@@ -119,6 +132,7 @@ class Network(nn.Module):
                 `first` [T, B], and `instruction` [T, B, L] if the spec has instructions.
             core_state: [B, 2, K] before row 0.
             tasks: B task indices into `task_names`, as Python ints.
+            first: `rows["first"]` in host memory, for the core on a GPU.
         """
         num_rows, num_columns = rows["first"].shape
         frames = rows["frame"].flatten(0, 1)
@@ -130,17 +144,21 @@ class Network(nn.Module):
         dtype = core_state.dtype
         # One extra class for "none yet", dropped again: its one-hot row is all zeros.
         last_action = F.one_hot(rows["last_action"].long() + 1, self.spec.num_actions + 1)[..., 1:].to(dtype)
+        with torch.autocast(frames.device.type, torch.bfloat16, enabled=self.bf16):
+            seen = self.torso(frames).to(dtype)
         features = [
-            self.torso(frames).view(num_rows, num_columns, -1),
+            seen.view(num_rows, num_columns, -1),
             rows["reward"].to(dtype).clamp(-1, 1)[..., None],
             last_action,
         ]
         if self.instruction is not None:
             words = rows["instruction"].flatten(0, 1)
             features.append(self.instruction(words).view(num_rows, num_columns, -1))
-        core, core_state = self.core(torch.cat(features, -1), rows["first"], core_state)
+        core, core_state = self.core(torch.cat(features, -1), rows["first"], core_state, first)
         logits = self._apply_heads(self.policy_heads, core, tasks)
-        logits = logits.masked_fill(~self.legal[list(tasks)], ILLEGAL_LOGIT)
+        # An index by a list would wait for the device.
+        legal = self.legal.index_select(0, torch.tensor(tasks).to(self.legal.device, non_blocking=True))
+        logits = logits.masked_fill(~legal, ILLEGAL_LOGIT)
         values = self._apply_heads(self.value_heads, core, tasks).squeeze(-1)
         return Output(logits, values, core_state)
 
@@ -152,34 +170,6 @@ class Network(nn.Module):
         weight = torch.stack([cast(nn.Linear, heads[name]).weight for name in names])
         bias = torch.stack([cast(nn.Linear, heads[name]).bias for name in names])
         return torch.baddbmm(bias[:, None], core.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
-
-
-class Core(nn.Module):
-    """LSTM whose state is zeroed before every row that is `first`. The input projection is computed for all rows at once."""
-
-    def __init__(self, num_features: int, core_size: int) -> None:
-        super().__init__()
-        self.input = nn.Linear(num_features, 4 * core_size)
-        self.recurrent = nn.Linear(core_size, 4 * core_size, bias=False)
-        bound = core_size**-0.5
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -bound, bound)
-        with torch.no_grad():  # the forget gate starts open
-            self.input.bias[core_size : 2 * core_size].fill_(1.0)
-
-    def forward(self, features: torch.Tensor, first: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """features [T, B, F], first bool [T, B], state [B, 2, K] -> (outputs [T, B, K], state [B, 2, K])."""
-        keep = (~first).to(features.dtype)[..., None].unbind()
-        weight = self.recurrent.weight.t()
-        h, c = state.unbind(1)
-        outputs = []
-        for projected, kept in zip(self.input(features).unbind(), keep, strict=True):
-            gates = torch.addmm(projected, h * kept, weight)
-            i, f, g, o = gates.chunk(4, 1)
-            c = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c * kept)
-            h = o.sigmoid() * c.tanh()
-            outputs.append(h)
-        return torch.stack(outputs), torch.stack([h, c], 1)
 
 
 class InstructionEncoder(nn.Module):

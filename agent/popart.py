@@ -65,8 +65,8 @@ class PopArt:
 
     def scale(self, tasks: Sequence[int]) -> ValueScale:
         """For a batch of these tasks, B ints."""
-        means = torch.tensor([self.means[task] for task in tasks], device=self._device)
-        return ValueScale(means, torch.tensor([self.deviation(task) for task in tasks], device=self._device))
+        both = torch.tensor([[self.means[task] for task in tasks], [self.deviation(task) for task in tasks]])
+        return ValueScale(*both.to(self._device, non_blocking=True))
 
     def update(self, sums: torch.Tensor, heads: Sequence[nn.Linear]) -> None:
         """One step with `sums` of `target_sums`; `heads` are the N value heads. A task without a target stays untouched."""

@@ -66,7 +66,10 @@ class Torso(nn.Module):
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
         """frames [N, H, W, C], uint8 or float -> [N, size]."""
         # Channels last in memory already: the permutation is a view, and the cast keeps the layout.
-        x = frames.permute(0, 3, 1, 2).to(self.output.weight.dtype)
+        # Under autocast they go to its type at once: bfloat16 holds 0 to 256 exactly.
+        device = frames.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.output.weight.dtype
+        x = frames.permute(0, 3, 1, 2).to(dtype)
         if len(self.layers) == 0:
             x = x * self.scale
         else:

@@ -12,6 +12,7 @@ Done: the action and the behaviour policy's log-probabilities.
 - On a `first` row the recurrent state is zeroed before the row is read, the reward is 0 and `last_action` is -1 ("none yet").
 - A life lost in Atari ends the episode for the learner only: the next row is `first` with frames > 0, and the game goes on.
 - A game lost in its middle, as its engine died, has no last row: the next row is `first`, with no statistics.
+- `version` belongs to the oldest parameters that acted on rows 0 to T - 1; `log_probs` are those of the parameters that acted.
 - Game statistics (`episode_*`) stand on the row on which the *next* game starts; everywhere else `episode_return` is NaN.
 """
 
@@ -73,7 +74,7 @@ class UnrollSpec:
             "episode_steps": Field((), "int64"),
             "core_state": Field((2, self.core_size), "float32", per_row=False),  # h and c before row 0
             "task": Field((), "int32", per_row=False),  # index in the run's task list
-            "version": Field((), "int64", per_row=False),  # learner updates behind the parameters that acted
+            "version": Field((), "int64", per_row=False),  # learner updates behind the oldest parameters that acted
             "acted_at": Field((), "float64", per_row=False),  # seconds since the epoch when row T was seen
             "actor": Field((), "int32", per_row=False),
             "environment": Field((), "int32", per_row=False),  # index within the actor

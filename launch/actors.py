@@ -29,10 +29,10 @@ from launch.config import RunFiles, read_run, write_run
 from launch.plan import Plan
 from launch.process import make_memory_folder, remove_folders
 from launch.remote import MAX_ACTORS, RELAY, Machine, as_joined, check_address, greeting, plan_of, this_code
-from launch.services import connect, make_service, open_counters
+from launch.services import connect, open_counters
 from launch.start import claim
 from launch.status import open_status
-from launch.supervisor import POLL_SECONDS, make_actor
+from launch.supervisor import POLL_SECONDS, make_workers
 from launch.workers import PIDS, RestartLog, Workers, tail, write_pids
 from tasks.environment import check_suite
 
@@ -134,8 +134,7 @@ class Crew:
         try:
             status = open_status(memory, self.plan, create=True)
             Board(memory / "board", num_parameters(Network(self.plan.network)), create=True)
-            roles = [make_service(memory, status, RELAY)]
-            roles += [make_actor(memory, status, self.plan, actor) for actor in self.plan.actors]
+            roles = make_workers(memory, status, self.plan)
             workers = Workers(self.folder, memory, status, self.config.supervisor, log, roles)
             workers.start()
             return self._watch(memory, workers)

@@ -25,6 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from agent.device import allow_tf32
 from agent.inference import LocalPolicy
 from agent.learner import Learner
 from agent.network import Network
@@ -35,6 +36,8 @@ from launch.config import RunFiles, load_config, suite_of
 from launch.plan import Plan, groups, make_plan, network_spec
 from launch.process import memory_root
 from launch.records import METRICS, last_line, read_lines
+from launch.recurrence import measure_recurrence
+from launch.training import choose_device
 from launch.workers import PIDS
 from tasks.environment import check_suite, make_vector_env, suite_spaces
 
@@ -248,6 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of stages and run in turn (default 5)")
     parser.add_argument("--stage-seconds", type=float, default=2.0, metavar="S", help="per stage and round (default 2)")
     parser.add_argument("--run-seconds", type=float, default=15.0, metavar="S", help="of the run per round (default 15)")
+    parser.add_argument("--recurrence", action="store_true", help="measure the core LSTM only, on learner.device")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="any setting of multitask.py")
     options = parser.parse_intermixed_args(arguments)
@@ -257,10 +261,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suite = suite_of(config)
         check_suite(suite, config.environment)
         spaces = suite_spaces(suite, config.environment)
+        device = choose_device(config.learner.device)
     except ValueError as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return 2
     run = RunFiles(config, suite, network_spec(config, suite, spaces), spaces.frames_per_step)
+    if options.recurrence:
+        torch.set_num_threads(config.learner.threads)
+        allow_tf32(config.learner.tf32)
+        found = measure_recurrence(run.network, device)
+        print(json.dumps({"device": str(device), **found}, indent=2))
+        return 0
     flags = ["--suite", options.suite, *settings]
     result = run_and_measure(run, flags, options.rounds, options.stage_seconds, options.run_seconds)
     if options.json:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from agent.network import Network
 from agent.transport.board import board_bytes, num_parameters
+from agent.transport.mailbox import mailbox_bytes
 from agent.transport.ring import ring_bytes
 from launch.config import Config
-from launch.plan import Plan
+from launch.plan import INFERENCE, Plan
 from launch.process import memory_root, remove_stale_folders
 from launch.status import status_bytes
+from launch.training import choose_device
 
 # Room for records and TensorBoard files of the first days.
 RECORDS_BYTES = 100 * 2**20
@@ -22,12 +24,16 @@ def shared_bytes(plan: Plan) -> int:
     count = num_parameters(Network(plan.network))
     num_actors = len(plan.actors)
     status = status_bytes(plan.num_ranks + num_actors + len(plan.services), num_actors, len(plan.task_names))
+    halves = [sum(group.count for group in half) for actor in plan.actors for half in actor.halves]
+    asked = sum(mailbox_bytes(plan.unroll, size) for size in halves) if INFERENCE in plan.services else 0
     remote = plan.num_ranks * len(plan.task_names) * ring_bytes(plan.unroll, plan.remote_slots) if plan.remote_slots else 0
-    return num_actors * plan.ring_bytes() + remote + board_bytes(count) + status
+    return num_actors * plan.ring_bytes() + remote + board_bytes(count) + status + asked
 
 
 def check_machine(config: Config, plan: Plan, run_dir: Path) -> None:
     """Raise ValueError for the first thing that this machine lacks."""
+    if config.actor.inference == "batched":
+        choose_device(config.actor.inference_device, "actor.inference_device")
     remove_stale_folders()
     check_memory(shared_bytes(plan), len(plan.actors))
     check_disk(config, plan, run_dir)

@@ -20,6 +20,8 @@ from tasks.suite import Suite
 REMOTE_SEEDS = range(3 * 2**16, 2**18)
 MORE_REMOTE_SEEDS = 2**29
 LISTENER = "listener"
+# The service that runs the network for all actors of a machine.
+INFERENCE = "inference"
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,16 @@ def make_plan(run: RunFiles) -> Plan:
         run.network,
         run.frames_per_step,
         tuple(_notes(config, len(actors), len(run.suite.tasks))),
-        services=(LISTENER,) if config.remote.listen else (),
+        services=tuple(_services(config, actors)),
         remote_slots=config.remote.slots if config.remote.listen else 0,
     )
+
+
+def _services(config: Config, actors: tuple[ActorPlan, ...]) -> Iterator[str]:
+    if config.actor.inference == "batched" and actors:
+        yield INFERENCE
+    if config.remote.listen:
+        yield LISTENER
 
 
 def _actors(run: RunFiles) -> tuple[ActorPlan, ...]:

@@ -28,7 +28,7 @@ STARTS_AHEAD = 16
 MAX_ACTORS = 4096
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.]+\]|[\w.*-]+):(?P<port>\d{1,5})")
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-_OF_NO_ACTOR = ("actor.num_actors", "actor.slots")
+_OF_NO_ACTOR = ("actor.num_actors", "actor.slots", "actor.inference")
 
 
 def remote_ring_name(rank: int, task: int) -> str:
@@ -244,7 +244,7 @@ def plan_of(run: RunFiles, machine: Machine | None) -> Plan:
     if machine is None:
         return plan
     blocks = tuple((first, count) for first, count in machine.seeds)
-    return replace(plan, num_ranks=0, services=(RELAY,), seed_blocks=blocks)
+    return replace(plan, num_ranks=0, services=(*plan.services, RELAY), seed_blocks=blocks)
 
 
 def as_joined(run: RunFiles, num_actors: int) -> RunFiles:

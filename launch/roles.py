@@ -1,4 +1,4 @@
-"""One process of a run: `python -m launch.roles learner|actor ...`. The wiring; the supervisor starts these."""
+"""One process of a run: `python -m launch.roles learner|actor|inference ...`. The wiring; the supervisor starts these."""
 
 import argparse
 import functools
@@ -7,12 +7,15 @@ import random
 import signal
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from agent.actor import Actor, HalfGroup, Member
+from agent.inference import BatchedPolicy, LocalPolicy
 from agent.learner import NonFiniteError
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
@@ -20,8 +23,9 @@ from agent.transport.ledger import Ledger
 from agent.transport.listener import FIRST_REMOTE_ACTOR
 from agent.transport.ring import Ring
 from launch import services
-from launch.config import read_run
-from launch.plan import LISTENER, environment_seeds, make_plan, probe_seed
+from launch.config import RunFiles, read_run
+from launch.inference import inference, open_mailboxes
+from launch.plan import INFERENCE, LISTENER, ActorPlan, Plan, environment_seeds, make_plan, probe_seed
 from launch.process import EXIT_REFUSED, follow_parent, on_stop_request, remove_folders
 from launch.remote import LEDGER, RELAY, plan_of, read_machine, remote_record, remote_ring_name
 from launch.status import open_status
@@ -85,8 +89,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
         except (ValueError, EngineError) as error:
             print(error, file=sys.stderr)
             return EXIT_REFUSED
-    network = Network(plan.network).eval()
-    board = Board(memory / "board", num_parameters(network))
+    make_policy, pull = _policies(run, plan, me, memory, lambda: status.beat(row))
     rng = np.random.default_rng([config.seed, generation, number])
     halves = []
     counted: list[tuple[TaskVectorEnv, np.ndarray]] = []
@@ -100,10 +103,10 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
             members.append(Member(group.task, environment))
             counted.append((environment, status.engines(index, group.task)))
             status.beat(row)
-        halves.append(HalfGroup(members, network, plan.unroll, number, groups[0].first, rng))
+        halves.append(HalfGroup(members, make_policy, plan.task_names, plan.unroll, number, groups[0].first, rng))
     player = Actor(
         halves,
-        pull=lambda: board.read(network, config.actor.wait_seconds).version,
+        pull=pull,
         wait_for_space=lambda count: ring.wait_for_space(count, config.actor.wait_seconds, lambda: status.beat(row)),
         beat=lambda: status.beat(row),
     )
@@ -114,6 +117,19 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
             for environment, counts in counted:
                 counts += environment.new_counts()
     return 0
+
+
+def _policies(
+    run: RunFiles, plan: Plan, me: ActorPlan, memory: Path, beat: Callable[[], None]
+) -> tuple[Callable[[list[int]], LocalPolicy | BatchedPolicy], Callable[[], int] | None]:
+    """How an actor makes the policies of its half-groups, in their order, and takes parameters for them (see agent.actor)."""
+    settings = run.config.actor
+    if settings.inference == "batched":
+        mailboxes = iter(open_mailboxes(memory, plan, me))
+        return lambda tasks: BatchedPolicy(next(mailboxes), tasks, settings.wait_seconds, beat), None
+    network = Network(plan.network).eval()
+    board = Board(memory / "board", num_parameters(network))
+    return partial(LocalPolicy, network), lambda: board.read(network, settings.wait_seconds).version
 
 
 def service(run_dir: Path, memory: Path) -> int:
@@ -130,7 +146,7 @@ def service(run_dir: Path, memory: Path) -> int:
 def main() -> int:
     """Parse, follow the parent, run the role."""
     parser = argparse.ArgumentParser(prog="python -m launch.roles", description=__doc__)
-    parser.add_argument("role", choices=["learner", "actor", LISTENER, RELAY])
+    parser.add_argument("role", choices=["learner", "actor", INFERENCE, LISTENER, RELAY])
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--memory", type=Path, required=True, help="folder of the run's mapped files")
     parser.add_argument("--parent", type=int, required=True, help="process id of the supervisor")
@@ -155,6 +171,8 @@ def play(arguments: argparse.Namespace) -> int:
         return learner(arguments.run_dir, arguments.memory, arguments.index, arguments.resume)
     if arguments.role == "actor":
         return actor(arguments.run_dir, arguments.memory, arguments.index, arguments.generation)
+    if arguments.role == INFERENCE:
+        return inference(arguments.run_dir, arguments.memory)
     return service(arguments.run_dir, arguments.memory)
 
 

@@ -44,10 +44,10 @@ def open_remote_rings(memory: Path, plan: Plan, create: bool = False) -> list[li
     ]
 
 
-def make_service(memory: Path, status: Status, service: str) -> Worker:
-    """A plan's only service, for its supervisor."""
+def make_service(memory: Path, status: Status, plan: Plan, service: str) -> Worker:
+    """Listener or relay, for their supervisor."""
     counters = open_counters(memory, service, create=True)
-    row, title = status.service_row(0), f"the {service}"
+    row, title = status.service_row(plan.services.index(service)), f"the {service}"
     return Worker(service, title, (service,), row, lambda: counters["work"], {"service": service})
 
 
@@ -55,7 +55,8 @@ def listener(run_dir: Path, memory: Path, run: RunFiles, plan: Plan) -> int:
     """Serve other machines until killed. Returns the exit code."""
     settings = run.config.remote
     status, counters = open_status(memory, plan), open_counters(memory, LISTENER)
-    status.beat(status.service_row(0))
+    row = status.service_row(plan.services.index(LISTENER))
+    status.beat(row)
     rings, board = open_remote_rings(memory, plan), Board(memory / "board", num_parameters(Network(plan.network)))
 
     def refused() -> None:
@@ -72,7 +73,7 @@ def listener(run_dir: Path, memory: Path, run: RunFiles, plan: Plan) -> int:
     legal = list(plan.network.legal_actions.values())
     ledger = Ledger(run_dir / LEDGER)
     end = Listener(socket, rings, board, ledger, counters, legal, NUM_BUCKETS, members.admit, settings)
-    _serve(end.step, status, counters)
+    _serve(end.step, status, row, counters)
     return 0
 
 
@@ -80,7 +81,8 @@ def relay(folder: Path, memory: Path, run: RunFiles, plan: Plan, machine: Machin
     """Serve this machine's actors until killed, or refused by the run. Returns the exit code."""
     settings, num_actors = run.config.remote, len(plan.actors)
     status, counters = open_status(memory, plan), open_counters(memory, RELAY)
-    status.beat(status.service_row(0))
+    row = status.service_row(plan.services.index(RELAY))
+    status.beat(row)
     count = num_parameters(Network(plan.network))
     code = this_code()
 
@@ -105,7 +107,7 @@ def relay(folder: Path, memory: Path, run: RunFiles, plan: Plan, machine: Machin
         settings,
     )
     try:
-        _serve(end.step, status, counters)
+        _serve(end.step, status, row, counters)
     except RefusedError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
@@ -118,8 +120,8 @@ def connect(address: str, keys: str, count: int) -> zmq.Socket:
     return sockets.connect(zmq.Context.instance(), address, largest, Path(keys) if keys else None)
 
 
-def _serve(step: Callable[[], None], status: Status, counters: Counters) -> None:
-    row, told = status.service_row(0), 0.0
+def _serve(step: Callable[[], None], status: Status, row: int, counters: Counters) -> None:
+    told = 0.0
     while True:
         step()
         status.beat(row)

@@ -13,7 +13,8 @@ from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
 from launch.config import RunFiles
-from launch.plan import LISTENER, ActorPlan, Plan
+from launch.inference import open_mailboxes
+from launch.plan import INFERENCE, ActorPlan, Plan
 from launch.process import make_memory_folder, remove_folders
 from launch.services import make_service, open_remote_rings
 from launch.status import Status, open_status
@@ -56,10 +57,7 @@ class Supervisor:
             self._began = time.monotonic()
             self._status = open_status(self.memory, self.plan, create=True)
             Board(self.memory / "board", num_parameters(Network(self.plan.network)), create=True)
-            workers = [make_actor(self.memory, self._status, self.plan, actor) for actor in self.plan.actors]
-            if LISTENER in self.plan.services:
-                open_remote_rings(self.memory, self.plan, create=True)
-                workers.append(make_service(self.memory, self._status, LISTENER))
+            workers = make_workers(self.memory, self._status, self.plan)
             self._workers = Workers(self.run_dir, self.memory, self._status, self.settings, self._log, workers)
             self._learners = [self._start_learner(rank) for rank in range(self.plan.num_ranks)]
             self._workers.start()
@@ -149,9 +147,27 @@ class Supervisor:
             self._workers.kill()
 
 
+def make_workers(memory: Path, status: Status, plan: Plan) -> list[Worker]:
+    """All roles of a machine but the learners, and the mapped files between them."""
+    workers = [make_actor(memory, status, plan, actor) for actor in plan.actors]
+    if plan.remote_slots:
+        open_remote_rings(memory, plan, create=True)
+    for service in plan.services:
+        make = make_inference if service == INFERENCE else make_service
+        workers.append(make(memory, status, plan, service))
+    return workers
+
+
 def make_actor(memory: Path, status: Status, plan: Plan, actor: ActorPlan) -> Worker:
     """An actor, and the ring that it will write to."""
     ring = Ring(memory / f"ring-{actor.index}", plan.unroll, plan.slots, create=True)
     title = f"actor {actor.index} ({', '.join(plan.task_names[t] for t in actor.tasks)})"
     arguments, row = ("actor", "--index", str(actor.index)), status.actor_row(actor.index)
     return Worker(f"actor-{actor.index}", title, arguments, row, lambda: ring.committed, {"actor": actor.index})
+
+
+def make_inference(memory: Path, status: Status, plan: Plan, service: str) -> Worker:
+    """The inference process, and the mailboxes of the actors that it answers."""
+    boxes = [box for actor in plan.actors for box in open_mailboxes(memory, plan, actor, create=True)]
+    row, record = status.service_row(plan.services.index(service)), {"service": service}
+    return Worker(service, service, (service,), row, lambda: sum(box.answered for box in boxes), record)

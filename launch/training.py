@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from agent import checkpoint
-from agent.batching import Batcher, HostBatch, RingReader, to_device
+from agent.batching import Batcher, HostBatch, RingReader
 from agent.conflict import Conflict
+from agent.device import allow_tf32, compile_torso
 from agent.learner import Counters, Learner, NonFiniteError
 from agent.network import Network
 from agent.transport.board import Board
@@ -56,7 +57,11 @@ class Training:
         self.run_dir, self.config, self.plan, self.board, self.status = run_dir, config, plan, board, status
         self.row, self._remote = status.learner_row(rank), remote
         self.device = choose_device(config.learner.device)
-        self.learner = Learner(Network(plan.network).to(self.device), config.loss, config.optimiser, config.total_frames)
+        network = Network(plan.network, config.learner.precision == "bf16").to(self.device)
+        allow_tf32(config.learner.tf32)
+        if config.learner.compile:
+            compile_torso(network, config.learner.batch_size * (config.actor.unroll_length + 1))
+        self.learner = Learner(network, config.loss, config.optimiser, config.total_frames)
         self.records = TaskRecords(suite.task_names, config.log.mean_over_episodes)
         limits = config.learner
         self.conflict = Conflict(suite.task_names, limits.conflict_every, limits.conflict_cost_percent, config.seed)
@@ -84,7 +89,7 @@ class Training:
             reader,
             plan.unroll,
             config.learner.batch_size,
-            pin=self.device.type == "cuda",
+            self.device,
             dump=(run_dir / "unrolls", config.debug.dump_unrolls) if config.debug.dump_unrolls else None,
         )
         self._seconds_before = counters.seconds
@@ -135,11 +140,11 @@ class Training:
     def _step(self, batch: HostBatch, began: float) -> None:
         counters = self.learner.counters
         version = counters.updates
-        data, tasks = to_device(batch, self.device), batch.arrays["task"].tolist()
+        data, tasks = batch.data, batch.arrays["task"].tolist()
         if self.conflict.due(version):
             learner = self.learner
             self.conflict.measure(learner.network, data, tasks, self.config.loss, version, learner.popart)
-        result = self.learner.update(data, tasks)
+        result = self.learner.update(data, tasks, batch.arrays["first"])
         self.board.publish(self.learner.network, counters.updates, counters.frames)
         self._clock()
         games = self.records.add(batch.arrays, counters.frames, counters.seconds)
@@ -204,7 +209,7 @@ class Training:
         checkpoint.restore_generators(content["generators"])
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, key: str = "learner.device") -> torch.device:
     """auto = the first GPU if there is one.
 
     Raises:
@@ -215,9 +220,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"learner.device={name} is no device: use auto, cpu, cuda or cuda:0") from error
+        raise ValueError(f"{key}={name} is no device: use auto, cpu, cuda or cuda:0") from error
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"learner.device={name} is not supported: use auto, cpu, cuda or cuda:0")
+        raise ValueError(f"{key}={name} is not supported: use auto, cpu, cuda or cuda:0")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"learner.device={name} is not here: torch sees {torch.cuda.device_count()} GPUs")
+        raise ValueError(f"{key}={name} is not here: torch sees {torch.cuda.device_count()} GPUs")
     return device

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -12,6 +13,7 @@ import torch
 
 import agent_reference as reference
 from agent.actor import Actor, HalfGroup, Member, RefusedDataError
+from agent.inference import LocalPolicy
 from agent.unroll import Arrays
 
 SPEC = reference.small_spec({"a": 2, "b": 3})
@@ -152,8 +154,10 @@ def make_scene(length: int, sizes: Sequence[Sequence[tuple[int, int]]], pull: Ca
             legal = list(SPEC.legal_actions.values())[task]
             environments.append(Counting([next(number) for _ in range(count)], legal, events, str(index)))
             group.append(Member(task, environments[-1]))
-        halves.append(HalfGroup(group, network, spec, 7, offset, np.random.default_rng(index)))
-    versions = itertools.count(0, 10)
+        halves.append(
+            HalfGroup(group, partial(LocalPolicy, network), network.task_names, spec, 7, offset, np.random.default_rng(index))
+        )
+    versions = itertools.count(10, 10)
 
     def default_pull() -> int:
         events.append("pull")
@@ -247,7 +251,9 @@ def test_parameters_are_taken_once_per_round_after_there_is_space() -> None:
     scene = make_scene(3, TWO_HALVES)
     unrolls = play(scene, 6 * 5)
     for index, unroll in enumerate(unrolls):
-        assert unroll["version"] == 10 * (index // 6), "every unroll of a round carries the version pulled before its row 0"
+        assert unroll["version"] == 10 + 10 * (index // 6), (
+            "every unroll of a round carries the version pulled before its row 0"
+        )
     calls = [event for event in scene.events if event == "pull" or event.startswith("space")]
     assert calls[:7] == ["pull", "space 3", "pull", "space 3", "space 3", "pull", "space 3"]
 
@@ -255,7 +261,22 @@ def test_parameters_are_taken_once_per_round_after_there_is_space() -> None:
 def test_one_half_alone_works() -> None:
     unrolls = play(make_scene(4, ([(1, 2)],)), 8)
     assert [int(unroll["environment"]) for unroll in unrolls] == [0, 1] * 4
-    assert [int(unroll["version"]) for unroll in unrolls] == [0, 0, 10, 10, 20, 20, 30, 30]
+    assert [int(unroll["version"]) for unroll in unrolls] == [10, 10, 20, 20, 30, 30, 40, 40]
+
+
+def test_policies_that_take_their_own_parameters_stamp_the_oldest_that_acted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row may come from newer parameters than the one before: the version of row 0 counts, and nobody pulls."""
+    scene = make_scene(4, [[(1, 2)], [(1, 2)]])
+    scene.actor._pull = None
+    act = LocalPolicy.act
+
+    def newer(policy: LocalPolicy, *row: Any) -> tuple[np.ndarray, np.ndarray]:
+        policy.version += 1
+        return act(policy, *row)
+
+    monkeypatch.setattr(LocalPolicy, "act", newer)
+    assert [int(unroll["version"]) for unroll in play(scene, 12)] == [1] * 4 + [5] * 4 + [9] * 4
+    assert "pull" not in scene.events
 
 
 def test_the_time_of_row_t_is_stamped_and_stages_are_timed() -> None:

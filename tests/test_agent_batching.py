@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import agent_reference as reference
-from agent.batching import Batcher, RingReader, to_device
+from agent.batching import Batcher, HostBatch, RingReader
 from agent.transport.ring import Ring, TornUnrollError
 from agent.unroll import Arrays
 
@@ -154,8 +155,8 @@ def test_a_batch_is_what_was_written(tmp_path: Path) -> None:
                     where = (slice(None), column) if field.per_row else (column,)
                     expected = written[start + column][name][(slice(None), 0) if field.per_row else (0,)]
                     np.testing.assert_array_equal(batch.arrays[name][where], expected, err_msg=name)
-                    np.testing.assert_array_equal(batch.tensors[name].numpy()[where], expected, err_msg=name)
-            assert to_device(batch, torch.device("cpu")) is batch.tensors
+                    np.testing.assert_array_equal(batch.host[name].numpy()[where], expected, err_msg=name)
+            assert batch.data is batch.host
             source.release(batch)
     assert all(len(ring) == 0 for ring in rings)
 
@@ -173,6 +174,59 @@ def test_a_batch_in_use_is_not_overwritten(tmp_path: Path) -> None:
         source.release(held[0])
         third = source.next(10)
         assert third is not None and third.arrays["version"].tolist() == [4, 5]
+
+
+class NotedEvent:
+    """Stands for a GPU's event: writes down what happens to it, and what was on the device by then."""
+
+    def __init__(self, name: str, batch: HostBatch, log: list[tuple[str, list[int]]]) -> None:
+        self._name, self._version, self._log = name, batch.data["version"], log
+
+    def _note(self, what: str) -> None:
+        self._log.append((f"{self._name} {what}", self._version.tolist()))
+
+    def record(self, stream: object) -> None:
+        self._note("recorded")
+
+    def wait(self, stream: object) -> None:
+        self._note("awaited")
+
+    def synchronize(self) -> None:
+        self._note("reached")
+
+
+class CopyingBatcher(Batcher):
+    """The CPU as if it were a GPU: `data` is memory of its own."""
+
+    log: list[tuple[str, list[int]]]
+
+    def _buffer(self) -> HostBatch:
+        made = super()._buffer()
+        made = replace(made, data={name: torch.zeros_like(tensor) for name, tensor in made.host.items()})
+        return replace(made, copied=NotedEvent("copied", made, self.log), used=NotedEvent("used", made, self.log))
+
+
+def test_copies_to_a_device_are_in_order(tmp_path: Path) -> None:
+    """Copied after the last use, used after the copy, and given back after both; one batch ahead."""
+    rings = make_rings(tmp_path, 1)
+    for number in range(1, 4):
+        rings[0].write(unroll(0, number, seed=number), 0)
+    CopyingBatcher.log = []
+    source = CopyingBatcher(reader(rings), SPEC, 1)
+    try:
+        for number in range(1, 4):
+            batch = source.next(10)
+            assert batch is not None and batch.data["version"].tolist() == [number]
+            for name, tensor in batch.data.items():
+                assert tensor is not batch.host[name] and torch.equal(tensor.nan_to_num(), batch.host[name].nan_to_num())
+            source.release(batch)
+    finally:
+        source.close()
+    for number in (1, 2, 3):
+        before = max(0, number - 2)
+        steps = [what for what, version in source.log if version == [number]]
+        assert ("used awaited", [before]) in source.log
+        assert steps[:4] == ["copied recorded", "copied awaited", "copied reached", "used recorded"]
 
 
 def test_waiting_for_a_batch_ends_and_loses_nothing(tmp_path: Path) -> None:

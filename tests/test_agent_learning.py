@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ import torch
 
 import agent_reference as reference
 from agent.actor import Actor, HalfGroup, Member
+from agent.inference import LocalPolicy
 from agent.learner import Learner, OptimiserSettings
 from agent.losses import LossSettings
 from agent.unroll import Arrays
@@ -79,7 +81,15 @@ def train(environments: list[Any], actions: int, length: int, updates: int, fram
     optimiser = OptimiserSettings(learning_rate=0.02, schedule="constant", epsilon=0.01)
     learner = Learner(network, LossSettings(discount=gamma), optimiser, 10**9)
     halves = [
-        HalfGroup([Member(0, env)], network, spec, 0, i * env.num_envs, np.random.default_rng(i))
+        HalfGroup(
+            [Member(0, env)],
+            partial(LocalPolicy, network),
+            network.task_names,
+            spec,
+            0,
+            i * env.num_envs,
+            np.random.default_rng(i),
+        )
         for i, env in enumerate(environments)
     ]
     actor = Actor(halves, lambda: learner.counters.updates, lambda n: None, lambda: None)

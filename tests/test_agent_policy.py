@@ -1,6 +1,7 @@
 """Actor and learner compute the same policy: over resets and unroll joins, for all toy tasks at once, at every version."""
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 import agent_reference as reference
 from agent.actor import Actor, HalfGroup, Member
+from agent.inference import LocalPolicy
 from agent.network import Network, NetworkSettings, NetworkSpec
 from agent.unroll import UnrollSpec
 from tasks.environment import EnvironmentSettings, make_vector_env, suite_spaces
@@ -25,7 +27,9 @@ def make(network: Network, spec: UnrollSpec) -> list[HalfGroup]:
             Member(index, make_vector_env(SUITE, task, count, SETTINGS, [10 * half + 3 * index + e for e in range(count)]))
             for index, task in enumerate(SUITE.tasks)
         ]
-        halves.append(HalfGroup(members, network, spec, 0, offset, np.random.default_rng(half)))
+        halves.append(
+            HalfGroup(members, partial(LocalPolicy, network), network.task_names, spec, 0, offset, np.random.default_rng(half))
+        )
         offset += halves[-1].num_envs
     return halves
 

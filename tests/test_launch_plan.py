@@ -87,11 +87,21 @@ def test_shared_bytes_are_those_of_the_files(tmp_path):
     from agent.network import Network
     from agent.transport.board import Board, num_parameters
     from agent.transport.ring import Ring
+    from launch.inference import open_mailboxes
     from launch.status import open_status
 
-    _, plan = plan_of("toy")
+    _, plan = plan_of("toy", "actor.inference=batched")
     open_status(tmp_path, plan, create=True)
     Board(tmp_path / "board", num_parameters(Network(plan.network)), create=True)
     for actor in plan.actors:
         Ring(tmp_path / f"ring-{actor.index}", plan.unroll, plan.slots, create=True)
+        open_mailboxes(tmp_path, plan, actor, create=True)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == checks.shared_bytes(plan)
+
+
+def test_an_inference_device_that_is_not_here_is_refused(tmp_path):
+    run, plan = plan_of("toy", "actor.inference_device=tpu")
+    checks.check_machine(run.config, plan, tmp_path)  # nobody uses it
+    run, plan = plan_of("toy", "actor.inference=batched", "actor.inference_device=tpu")
+    with pytest.raises(ValueError, match=r"actor\.inference_device=tpu is no device"):
+        checks.check_machine(run.config, plan, tmp_path)

@@ -57,11 +57,9 @@ class Board:
 
     def publish(self, network: nn.Module, version: int, frames: int) -> None:
         """Post a network's parameters. One writer only."""
-        numbers, start = self._open(version), 0
-        for parameter in network.parameters():
-            flat = parameter.detach().reshape(-1)
-            torch.from_numpy(numbers[start : start + flat.numel()]).copy_(flat)
-            start += flat.numel()
+        # One copy from the device, not one per parameter.
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in network.parameters()])
+        torch.from_numpy(self._open(version)).copy_(flat)
         self._commit(version, frames)
 
     def post(self, numbers: np.ndarray, version: int, frames: int) -> None:
