@@ -271,8 +271,11 @@ def test_whatever_comes_is_dropped_and_counted_and_the_others_go_on(both, capsys
 
 
 def test_a_huge_message_is_not_even_read(both):
-    world, listener, relay = both.world, both.listener(), both.relay()
-    send_and_wait(both.peer(), listener, [b"x" * 10**8, b""])
+    """The connection is cut; others go on."""
+    world, listener, relay, peer = both.world, both.listener(), both.relay(), both.peer()
+    both._open["monitor"] = [monitor := peer.get_monitor_socket(zmq.Event.DISCONNECTED)]
+    send_and_wait(peer, listener, [b"x" * 10**7, b""])
+    pump(listener, relay, until=lambda: monitor.poll(0))
     pump(listener, relay, until=lambda: world.play(9) or has_read(world, 9)())
     assert all(world.counters[kind] == 0 for kind in wire.FAULTS)
 

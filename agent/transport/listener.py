@@ -179,7 +179,10 @@ class Listener:
         self._sessions.pop(machine.identity, None)
         self._sessions[identity] = message.session
         machine.identity, machine.heard, machine.want = identity, time.monotonic(), None
-        seen = [self._ledger.next(number) - 1 for number in range(first, first + actors)]
+        numbers = range(first, first + actors)
+        for number in numbers:
+            self._waiting.pop(number, None)  # it sends again what was neither seen nor dropped meanwhile
+        seen = [self._ledger.next(number) - 1 for number in numbers]
         self._send(identity, Kind.WELCOME, message.session, payload=wire.pack_json({**answer, "seen": seen}))
 
     def _from_machine(self, identity: bytes, message: Message) -> None:

@@ -147,6 +147,7 @@ class Relay:
         elif message.kind == Kind.PONG:
             self._counters["newest_version"] = message.sequence
         elif message.kind == Kind.ACK and 0 <= message.ring < len(self._rings):
+            self._settle(message.ring, [one for one in self._in_doubt[message.ring] if one == message.sequence])
             self._acknowledged(message.ring, message.sequence)
         elif message.kind == Kind.PARAMETERS:
             self._parameters(message)
@@ -157,22 +158,26 @@ class Relay:
             raise WireError("content", "a welcome for another machine")
         self._welcomed(content)
         for index, sequence in enumerate(seen):
+            self._settle(index, [one for one in self._in_doubt[index] if one <= sequence])
+            self._in_doubt[index].clear()
             self._acknowledged(index, int(sequence))
             self._next[index] = self._rings[index].released
         self._said = self._asked
         self._want(-1)  # all of them, whatever is here: a resumed run may have gone back
 
     def _acknowledged(self, index: int, sequence: int) -> None:
-        """Everything up to `sequence` has arrived."""
-        ring, doubtful = self._rings[index], self._in_doubt[index]
-        arrived = [one for one in doubtful if one <= sequence]
-        self._in_doubt[index] = doubtful[len(arrived) :]
-        self._counters["dropped"] -= len(arrived)
-        self._counters["acknowledged"] += len(arrived)
+        """Everything up to `sequence` that was not dropped has arrived."""
+        ring = self._rings[index]
         while ring.released <= sequence and len(ring):
             ring.release()
             self._counters["acknowledged"] += 1
         self._next[index] = max(self._next[index], ring.released)
+
+    def _settle(self, index: int, arrived: list[int]) -> None:
+        """These were dropped here after they had been taken there: they were no drops."""
+        self._in_doubt[index] = [one for one in self._in_doubt[index] if one not in arrived]
+        self._counters["dropped"] -= len(arrived)
+        self._counters["acknowledged"] += len(arrived)
 
     def _parameters(self, message: Message) -> None:
         base = self._numbers if message.ring >= 0 else None
