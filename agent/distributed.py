@@ -6,6 +6,7 @@ summed over ranks before anything changes, so that all ranks decide the same fro
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -158,15 +159,20 @@ class Ranks:
             self.seconds += time.monotonic() - began
 
     def _missing(self) -> list[int]:
-        """Ranks that do not say in the store that they live; rank 0 if the store does not answer."""
+        """Ranks that do not say in the store that they live; rank 0, which has the store, if that does not answer."""
+        found: list[list[int]] = [[0]]
+        thread = threading.Thread(target=self._call_roll, args=(found,), daemon=True)  # a cut network may never answer
+        thread.start()
+        thread.join(2 * ROLL_CALL_SECONDS)
+        return found[-1]
+
+    def _call_roll(self, found: list[list[int]]) -> None:
         assert self._store is not None
         try:
             self._store.set(f"lives/{self.rank}", "1")
             deadline = time.monotonic() + ROLL_CALL_SECONDS
-            while True:
-                missing = [rank for rank in range(self.size) if not self._store.check([f"lives/{rank}"])]
-                if not missing or time.monotonic() > deadline:
-                    return missing
+            while found[-1] and time.monotonic() < deadline:
+                found.append([rank for rank in range(self.size) if not self._store.check([f"lives/{rank}"])])
                 time.sleep(0.05)
         except RuntimeError:
-            return [0]
+            return
