@@ -108,9 +108,7 @@ class Ranks:
         if self.size > 1:
             self._bounded(lambda: [work.wait() for work in [dist.all_reduce(one, async_op=True) for one in tensors]])
 
-    def add_up(
-        self, numbers: Mapping[str, torch.Tensor], parameters: Iterable[nn.Parameter]
-    ) -> Mapping[str, torch.Tensor]:
+    def add_up(self, numbers: Mapping[str, torch.Tensor], parameters: Iterable[nn.Parameter]) -> Mapping[str, torch.Tensor]:
         """Sum named numbers (as float64, exact for counts) and all gradients over ranks.
 
         A parameter with a gradient on some rank gets the sum on all; one without on any rank keeps None. If a rank is lost,

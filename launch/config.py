@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agent.actor import ActorSettings
 from agent.checkpoint import CheckpointSettings
+from agent.distributed import DistributedSettings
 from agent.learner import LearnerSettings, OptimiserSettings
 from agent.losses import LossSettings
 from agent.network import NetworkSettings, NetworkSpec
@@ -94,6 +95,7 @@ class Config:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     actor: ActorSettings = field(default_factory=ActorSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
+    distributed: DistributedSettings = field(default_factory=DistributedSettings)
     loss: LossSettings = field(default_factory=LossSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)

@@ -1,4 +1,4 @@
-"""One of several learner ranks for tests: `python tests/agent_ranks.py RANK SIZE FOLDER` plays the scenes and saves what came out.
+"""One of several learner ranks for tests: `python tests/agent_ranks.py RANK SIZE FOLDER` plays scenes and saves what came out.
 
 The test plays the same scenes with one rank that sees all columns.
 """
