@@ -69,8 +69,9 @@ def task_gradients(
         total = compute_losses(output, part, loss, scale).total()
         found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
         rows.append([gradient.flatten() for gradient in found])
-    for row in rows if ranks is not None else ():
-        ranks.sum(*row)
+    if ranks is not None:
+        for row in rows:
+            ranks.sum(*row)
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=batch["first"].device)
     for same in zip(*rows, strict=True):  # parameter by parameter: sums over millions need more digits than float32 has
         stacked = torch.stack(same).double()

@@ -35,7 +35,7 @@ from launch.config import RunFiles, load_config, suite_of
 from launch.plan import Plan, groups, make_plan, network_spec
 from launch.process import memory_root
 from launch.records import METRICS, last_line, read_lines
-from launch.supervisor import PIDS
+from launch.workers import PIDS
 from tasks.environment import check_suite, make_vector_env, suite_spaces
 
 # After a pause the run needs so long until its queues are as before.
@@ -219,7 +219,7 @@ def _wait_for_update(process: subprocess.Popen[bytes], run_dir: Path) -> None:
 def _paused(run_dir: Path) -> Iterator[None]:
     pids = json.loads((run_dir / PIDS).read_text(encoding="utf-8"))
     processes = []
-    for pid in [pids["learner"], *pids["actors"]]:
+    for pid in [*pids["learners"], *pids["workers"].values()]:
         processes += [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     for process in processes:
         process.suspend()

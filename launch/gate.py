@@ -10,6 +10,7 @@ import numpy as np
 
 from agent.distributed import Ranks
 from agent.unroll import Arrays, UnrollSpec
+from launch.status import Status
 
 # Fields of a batch that records are made of.
 RECORDED = (
@@ -80,6 +81,18 @@ class Gate:
             joined[name] = np.concatenate(parts, axis=-1)
             start = end
         return joined
+
+
+def gather_status(ranks: Ranks, status: Status, depth: int, is_apart: bool) -> int:
+    """Unrolls that wait on all ranks, from `depth` on this one; and if ranks have tables of their own (`is_apart`), rank 0
+    copies the others' rows into its own."""
+    if ranks.size == 1:
+        return depth
+    numbers = np.concatenate([[float(depth)], status.snapshot() if is_apart else []])
+    rows = ranks.gather(numbers.view(np.uint8)).copy().view(np.float64)
+    if is_apart and ranks.rank == 0:
+        status.mirror(list(rows[1:, 1:]))
+    return int(rows[:, 0].sum())
 
 
 def _agreed(wishes: list[Wish], arrays: Arrays | None) -> Agreed:

@@ -44,7 +44,7 @@ class ActorPlan:
 class Plan:
     """Everything that follows from a configuration before anything starts.
 
-    notes: sentences that a person should read.
+    notes: sentences that a person should read. num_ranks: learners. services: names of the other roles, such as a relay.
     """
 
     task_names: tuple[str, ...]
@@ -54,6 +54,8 @@ class Plan:
     network: NetworkSpec
     frames_per_step: int
     notes: tuple[str, ...]
+    num_ranks: int = 1
+    services: tuple[str, ...] = ()
 
     def ring_bytes(self) -> int:
         """Of one actor."""
@@ -66,15 +68,16 @@ class Plan:
         return Spaces(network.frame_shape, network.frame_dtype, network.instruction_length, actions, self.frames_per_step)
 
 
-def make_plan(run: RunFiles) -> Plan:
-    """The plan of a run.
+def make_plan(run: RunFiles, cores: int | None = None) -> Plan:
+    """The plan of a run; without a number of actors it depends on the `cores` of all machines, by default of this one.
 
     Raises:
         ValueError: too few actors or environments for the tasks; says how many are needed.
     """
     actor = run.config.actor
     num_tasks = len(run.suite.tasks)
-    cores = os.cpu_count() or 1
+    ranks = run.config.learner.ranks
+    cores = max(cores or os.cpu_count() or 1, ranks)
     num_actors = actor.num_actors or (max(num_tasks, cores) if num_tasks <= 4 * cores else cores)
     if run.config.learner.balance == "frames" and num_actors < num_tasks:
         raise ValueError(
@@ -82,15 +85,14 @@ def make_plan(run: RunFiles) -> Plan:
             f"use actor.num_actors={num_tasks}, or learner.balance=actors"
         )
     assignment = assign(run.suite.task_names, num_actors, actor.num_envs, actor.weights)
-    if num_actors < run.config.learner.ranks:
+    if num_actors < ranks:
         raise ValueError(
-            f"learner.ranks={run.config.learner.ranks} needs an actor for each rank, there are {num_actors}: "
-            f"use actor.num_actors={run.config.learner.ranks} or more, or fewer ranks"
+            f"learner.ranks={ranks} needs an actor for each rank, there are {num_actors}: "
+            f"use actor.num_actors={ranks} or more, or fewer ranks"
         )
-    ranks = deal_ranks(assignment, run.config.learner.ranks)
     actors = tuple(
         ActorPlan(index, tasks, split_halves(tasks, actor.num_envs), rank)
-        for index, (tasks, rank) in enumerate(zip(assignment, ranks, strict=True))
+        for index, (tasks, rank) in enumerate(zip(assignment, deal_ranks(assignment, ranks), strict=True))
     )
     largest = max(sum(group.count for group in half) for one in actors for half in one.halves)
     if actor.slots and actor.slots < largest:
@@ -106,6 +108,7 @@ def make_plan(run: RunFiles) -> Plan:
         run.network,
         run.frames_per_step,
         tuple(_notes(run.config, num_actors, num_tasks)),
+        ranks,
     )
 
 

@@ -50,7 +50,7 @@ class Reporter:
         self._began = time.monotonic()
         self._before = Counters(**vars(self._counters))
         self._task_frames = self._records.frames.copy()
-        self._table = self._status.table()
+        self._table = self._status.actors()
         self._sums = np.zeros((len(self._suite.tasks), len(SUMS)))
         self._waited, self._ranks_seconds = 0.0, self._ranks.seconds
         self._updating = 0.0
@@ -129,19 +129,21 @@ class Reporter:
 
     def _actors(self, seconds: float) -> dict[str, float]:
         """Share of the actors' time per stage, mean over actors; restarts between two records are left out."""
-        table = self._status.table()
-        same = table[1:, FIELDS.index("generation")] == self._table[1:, FIELDS.index("generation")]
+        table = self._status.actors()
+        same = table[:, FIELDS.index("generation")] == self._table[:, FIELDS.index("generation")]
         if not same.any():
             return {}
         columns = [FIELDS.index(stage) for stage in STAGES]
-        spent = (table[1:, columns] - self._table[1:, columns])[same].mean(0) / seconds
+        spent = (table[:, columns] - self._table[:, columns])[same].mean(0) / seconds
         shares = {f"actors_{stage}_share": float(share) for stage, share in zip(STAGES, spent, strict=True)}
         return {**shares, "actors_waiting_seconds": shares["actors_waiting_share"] * seconds}
 
     def _memory(self) -> dict[str, int]:
-        rss = self._status.table()[:, FIELDS.index("rss_bytes")]
-        actors = {f"actor_{index}": int(count) for index, count in enumerate(rss[1:])}
-        return {"learner": psutil.Process().memory_info().rss, **actors}
+        rss = self._status.actors()[:, FIELDS.index("rss_bytes")]
+        actors = {f"actor_{index}": int(count) for index, count in enumerate(rss)}
+        others = self._status.learners()[1:, FIELDS.index("rss_bytes")]
+        learners = {f"learner_{rank}": int(count) for rank, count in enumerate(others, 1)}
+        return {"learner": psutil.Process().memory_info().rss, **learners, **actors}
 
     def _task(self, index: int, seconds: float, engines: np.ndarray | None) -> dict[str, Any]:
         records, name = self._records, self._suite.task_names[index]

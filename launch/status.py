@@ -2,45 +2,65 @@
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import psutil
 
 from agent.transport import mapped
+from launch.plan import Plan
 from tasks.contract import ENGINE_COUNTS
 
 STAGES = ("environment", "inference", "waiting", "transport")
 FIELDS = ("heartbeat", "generation", "steps", "rss_bytes", *STAGES)
-_HEADER = 8  # numbers: actor restarts, starts of actors in the life of the run
+_HEADER = 8  # numbers: restarts of workers here, and of those on other machines
 
 
 class Status:
-    """Row 0 is the learner's, row 1 + i that of actor i; columns as FIELDS. Times are those of time.monotonic.
+    """A row per process: learners by rank, then actors, then services; columns as FIELDS. Times are those of time.monotonic.
 
     Args:
         path: of the mapped file.
-        num_actors, num_tasks: rows - 1, and tasks of the run.
+        num_learners, num_actors, num_services, num_tasks: of the run on this machine.
         create: make the file (the supervisor does), or open it.
     """
 
-    def __init__(self, path: Path, num_actors: int, num_tasks: int, create: bool = False) -> None:
+    def __init__(
+        self, path: Path, num_learners: int, num_actors: int, num_services: int, num_tasks: int, create: bool = False
+    ) -> None:
         make = mapped.create if create else mapped.attach
-        numbers = make(path, status_bytes(num_actors, num_tasks)).view(np.float64)
-        self._header = numbers[:_HEADER]
-        rows = (num_actors + 1) * len(FIELDS)
-        self._rows = numbers[_HEADER : _HEADER + rows].reshape(num_actors + 1, len(FIELDS))
+        num_rows = num_learners + num_actors + num_services
+        numbers = make(path, status_bytes(num_rows, num_actors, num_tasks)).view(np.float64)
+        self._first_actor, self._first_service = num_learners, num_learners + num_actors
+        self._numbers, self._header = numbers, numbers[:_HEADER]
+        rows = num_rows * len(FIELDS)
+        self._rows = numbers[_HEADER : _HEADER + rows].reshape(num_rows, len(FIELDS))
         self._engines = numbers[_HEADER + rows :].reshape(num_actors, num_tasks, len(ENGINE_COUNTS))
         self._process = psutil.Process(os.getpid())
 
+    def learner_row(self, rank: int) -> int:
+        """Of a learner."""
+        assert rank < self._first_actor
+        return rank
+
+    def actor_row(self, actor: int) -> int:
+        """Of an actor."""
+        assert self._first_actor + actor < self._first_service
+        return self._first_actor + actor
+
+    def service_row(self, index: int) -> int:
+        """Of a service, counted in the order of the plan."""
+        return self._first_service + index
+
     @property
     def restarts(self) -> int:
-        """Restarts of actors since this start of the run."""
-        return int(self._header[0])
+        """Restarts of workers since this start of the run."""
+        return int(self._header[:2].sum())
 
     @restarts.setter
     def restarts(self, count: int) -> None:
-        self._header[0] = count
+        self._header[0] = count - self._header[1]
 
     def beat(self, row: int) -> None:
         """I live."""
@@ -69,10 +89,39 @@ class Status:
         self._rows[row] = 0
 
     def table(self) -> np.ndarray:
-        """A copy, [1 + actors, len(FIELDS)]."""
+        """A copy of all rows, [rows, len(FIELDS)]."""
         return self._rows.copy()
 
+    def actors(self) -> np.ndarray:
+        """A copy of the actors' rows, [actors, len(FIELDS)]."""
+        return self._rows[self._first_actor : self._first_service].copy()
 
-def status_bytes(num_actors: int, num_tasks: int) -> int:
+    def learners(self) -> np.ndarray:
+        """A copy of the learners' rows, [ranks, len(FIELDS)]."""
+        return self._rows[: self._first_actor].copy()
+
+    def snapshot(self) -> np.ndarray:
+        """Everything, float64 [n], for `mirror` of a table of the same run on another machine."""
+        return self._numbers.copy()
+
+    def mirror(self, snapshots: Sequence[np.ndarray]) -> None:
+        """Copy in the rows of processes that live on other machines, from all of those."""
+        for numbers in snapshots:
+            rows = numbers[_HEADER : _HEADER + self._rows.size].reshape(self._rows.shape)
+            engines = numbers[_HEADER + self._rows.size :].reshape(self._engines.shape)
+            there = rows[:, 0] > 0
+            self._rows[there] = rows[there]
+            actors = there[self._first_actor : self._first_service]
+            self._engines[actors] = engines[actors]
+        self._header[1] = sum(numbers[0] for numbers in snapshots)
+
+
+def status_bytes(num_rows: int, num_actors: int, num_tasks: int) -> int:
     """Bytes of the mapped file."""
-    return 8 * (_HEADER + (num_actors + 1) * len(FIELDS) + num_actors * num_tasks * len(ENGINE_COUNTS))
+    return 8 * (_HEADER + num_rows * len(FIELDS) + num_actors * num_tasks * len(ENGINE_COUNTS))
+
+
+def open_status(memory: Path, plan: Plan, create: bool = False) -> Status:
+    """The status table of a run with this memory folder."""
+    counts = (plan.num_ranks, len(plan.actors), len(plan.services), len(plan.task_names))
+    return Status(memory / "status", *counts, create=create)

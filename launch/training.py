@@ -19,13 +19,12 @@ from agent.transport.board import Board
 from agent.transport.ring import Ring
 from agent.unroll import Arrays
 from launch.config import RunFiles, flatten
-from launch.gate import Gate, Wish
+from launch.gate import Gate, Wish, gather_status
 from launch.plan import Plan
 from launch.records import Files, TaskRecords
 from launch.reporter import Reporter
 from launch.status import Status
 
-LEARNER_ROW = 0
 # Frames in batches by which the fastest task may lead the slowest with learner.balance=frames.
 SLACK_BATCHES = 2
 WAIT_SECONDS = 0.5
@@ -40,9 +39,11 @@ class Training:
         run_dir: where records and checkpoints go.
         run, plan: of the run.
         rings: of this rank's actors.
-        board, status: shared with the other processes.
+        board, status: shared with the other processes on this machine.
+        device: of this learner.
         resume: continue from the newest checkpoint of the folder.
         ranks: this one and the others.
+        is_apart: each rank has a status table and a board of its own, perhaps on another machine.
 
     Raises:
         ValueError: the checkpoint does not fit the configuration; says what does not.
@@ -57,11 +58,14 @@ class Training:
         board: Board,
         status: Status,
         resume: bool,
+        device: torch.device,
         ranks: Ranks,
+        is_apart: bool,
     ) -> None:
         config, suite = run.config, run.suite
         self.run_dir, self.config, self.plan, self.board, self.status = run_dir, config, plan, board, status
-        self.ranks, self.device = ranks, choose_device(config.learner.device, ranks.rank, ranks.size)
+        self.row = status.learner_row(ranks.rank)
+        self.ranks, self.device, self._is_apart = ranks, device, is_apart
         network = Network(plan.network).to(self.device)
         self.learner = Learner(network, config.loss, config.optimiser, config.total_frames, ranks)
         self.records = TaskRecords(suite.task_names, config.log.mean_over_episodes)
@@ -71,7 +75,7 @@ class Training:
             self._load()
         ranks.check_equal(self._digest(), "state at the start")
         counters = self.learner.counters
-        self.board.publish(self.learner.network, counters.updates, counters.frames)
+        self._publish()
         is_writer = ranks.rank == 0
         self.files = Files(run_dir, counters.frames, counters.seconds, resume, config.log.tensorboard) if is_writer else None
         self.reporter = Reporter(suite, self.records, status, counters, self.conflict, ranks)
@@ -97,8 +101,11 @@ class Training:
         self._saved = self._fed = self._began
         self._batch: HostBatch | None = None
 
-    def run(self, stopped: Callable[[], bool]) -> None:
+    def run(self, stopped: Callable[[], bool]) -> bool:
         """Train to the last frame, or until `stopped` on any rank; a checkpoint is written at the end either way.
+
+        Returns:
+            Whether the last frame was reached.
 
         Raises:
             TimeoutError: no batch for learner.wait_seconds; names the actors that sent nothing.
@@ -115,6 +122,7 @@ class Training:
                 self._finish()
                 raise
             self._finish()
+            return self.learner.counters.frames >= self.config.total_frames
         except LostRankError:
             self.batcher.close()
             if self.files is not None:
@@ -178,7 +186,7 @@ class Training:
         result = learner.update(data, tasks)
         if counters.updates % CHECK_UPDATES == 0:
             self.ranks.check_equal(self._digest(), "state")
-        self.board.publish(learner.network, counters.updates, counters.frames)
+        self._publish()
         self._clock()
         games = self.records.add(arrays, counters.frames, counters.seconds)
         counters.episodes += len(games)
@@ -190,9 +198,15 @@ class Training:
         self.batcher.release(batch)
         self._batch, self._fed = None, time.monotonic()
 
+    def _publish(self) -> None:
+        """Post the parameters; of ranks that share a board, rank 0 does it for all."""
+        if self.ranks.rank == 0 or self._is_apart:
+            self.board.publish(self.learner.network, self.learner.counters.updates, self.learner.counters.frames)
+
     def _log(self) -> None:
         self.status.write(self.row)
-        record = self.reporter.record(self.learner.learning_rate(), self.batcher.reader.depth())
+        depth = gather_status(self.ranks, self.status, self.batcher.reader.depth(), self._is_apart)
+        record = self.reporter.record(self.learner.learning_rate(), depth)
         if (popart := self.learner.popart) is not None:
             for task, numbers in enumerate(record["tasks"].values()):
                 numbers |= {"value_mean": popart.means[task], "value_deviation": popart.deviation(task)}

@@ -76,7 +76,10 @@ def updates(run_dir: Path) -> int:
 
 
 def pids(run_dir: Path) -> dict[str, Any]:
-    return json.loads((run_dir / "pids.json").read_text(encoding="utf-8"))
+    """supervisor, learner (the first), actors (a list), and all else that the file holds."""
+    found = json.loads((run_dir / "pids.json").read_text(encoding="utf-8"))
+    actors = [pid for name, pid in found["workers"].items() if name.startswith("actor-")]
+    return {**found, "learner": found["learners"][0], "actors": actors}
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

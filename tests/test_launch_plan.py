@@ -87,10 +87,10 @@ def test_shared_bytes_are_those_of_the_files(tmp_path):
     from agent.network import Network
     from agent.transport.board import Board, num_parameters
     from agent.transport.ring import Ring
-    from launch.status import Status
+    from launch.status import open_status
 
     _, plan = plan_of("toy")
-    Status(tmp_path / "status", len(plan.actors), len(plan.task_names), create=True)
+    open_status(tmp_path, plan, create=True)
     Board(tmp_path / "board", num_parameters(Network(plan.network)), create=True)
     for actor in plan.actors:
         Ring(tmp_path / f"ring-{actor.index}", plan.unroll, plan.slots, create=True)

@@ -53,7 +53,7 @@ def test_state_follows_names():
 
 
 def reporter(tmp_path, records, suite, conflict=None):
-    status = Status(tmp_path / "status", 1, len(suite.task_names), create=True)
+    status = Status(tmp_path / "status", 1, 1, 0, len(suite.task_names), create=True)
     return Reporter(suite, records, status, Counters(), conflict or Conflict(suite.task_names, 1, 2.0, 0))
 
 

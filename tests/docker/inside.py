@@ -23,7 +23,7 @@ def zombies() -> int:
 
 def actors(run_dir: Path) -> list[int]:
     """Process ids of the actors that are there now."""
-    return [pid for pid in json.loads((run_dir / "pids.json").read_text(encoding="utf-8"))["actors"] if pid]
+    return [pid for pid in json.loads((run_dir / "pids.json").read_text(encoding="utf-8"))["workers"].values() if pid]
 
 
 def kill(run_dir: Path, kills: int) -> None:
