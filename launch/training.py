@@ -88,6 +88,7 @@ class Training:
             config.learner.balance,
             self.records.frames,
             SLACK_BATCHES * batch_frames,
+            [actor.index for actor in mine],
         )
         self.batcher = Batcher(
             reader,
@@ -156,8 +157,9 @@ class Training:
         ready = time.monotonic()
         self.status.beat(self.row)
         self.reporter.waited(ready - began)
-        if agreed.starved:
-            self._starve(agreed.starved)
+        if self.ranks.rank in agreed.starved:
+            missing = self.batcher.reader.missing(self.plan.task_names)
+            raise TimeoutError(f"no batch for {self.config.learner.wait_seconds:.0f} s: waiting for {missing}")
         if agreed.arrays is not None and not agreed.stop:
             self._step(agreed.arrays, agreed.measure, ready)
         if agreed.log:
@@ -165,14 +167,6 @@ class Training:
         if agreed.save:
             self.save()
         return agreed.stop
-
-    def _starve(self, starved: list[int]) -> None:
-        limit = f"{self.config.learner.wait_seconds:.0f} s"
-        if self.ranks.rank not in starved:
-            who = ", ".join(map(str, starved))
-            raise TimeoutError(f"learner rank {who} had no batch for {limit}: its log names the actors that it waits for")
-        missing = self.batcher.reader.missing(self.plan.task_names)
-        raise TimeoutError(f"no batch for {limit}: waiting for {missing}")
 
     def _step(self, arrays: Arrays, measure: bool, began: float) -> None:
         """One update on this rank's batch; `arrays` are the recorded fields of all ranks' batches."""

@@ -84,6 +84,10 @@ def test_depth_and_whom_a_batch_waits_for(tmp_path: Path) -> None:
     assert source.depth() == 4 and source.missing(["catch", "café"]) == "actor 1 (café)"
     rings[1].write(unroll(1, 0), 0)
     assert source.missing(["catch", "café"]) == "nobody"
+    of_a_rank = RingReader(source.rings[:1], [[0]], "actors", np.zeros(2), 0, [7])
+    while len(of_a_rank.rings[0]):
+        of_a_rank.rings[0].release()
+    assert of_a_rank.missing(["catch", "café"]) == "actor 7 (catch)"
 
 
 def test_balance_by_frames_bounds_the_lead(tmp_path: Path) -> None:
