@@ -85,7 +85,8 @@ def join(place: Place | None, config: Config, rank: int, memory: Path, device: t
     if place is None and "lo" in (name for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody outside has to reach them
     store = place.store(is_supervisor=False) if place else dist.FileStore(str(memory / "ranks"), size)
-    return Ranks(rank, size, dist.PrefixStore("learners", store), config.distributed.timeout_seconds, device)
+    timeout, start = config.distributed.timeout_seconds, config.supervisor.start_seconds
+    return Ranks(rank, size, dist.PrefixStore("learners", store), timeout, device, start)
 
 
 class Talk:
