@@ -178,8 +178,6 @@ class Training:
             present = arrays["task"].tolist()
             self.conflict.measure(learner.network, data, tasks, self.config.loss, version, learner.popart, self.ranks, present)
         result = learner.update(data, tasks)
-        if counters.updates % CHECK_UPDATES == 0:
-            self.ranks.check_equal(self._digest(), "state")
         self._publish()
         self._clock()
         games = self.records.add(arrays, counters.frames, counters.seconds)
@@ -191,6 +189,8 @@ class Training:
         self.reporter.add(arrays, result, version, seconds)
         self.batcher.release(batch)
         self._batch, self._fed = None, time.monotonic()
+        if self.ranks.size > 1 and counters.updates % CHECK_UPDATES == 0:
+            self.ranks.check_equal(self._digest(), "state")
 
     def _publish(self) -> None:
         """Post the parameters; of ranks that share a board, rank 0 does it for all."""
