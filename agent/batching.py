@@ -40,15 +40,24 @@ class RingReader:
         balance: `actors` = whatever comes, in turn (fast tasks feed more); `frames` = the task with the fewest frames first,
             and none may lead the last by more than `slack_frames`.
         frames: task -> frames trained on so far, [N].
+        actors: number of each ring's actor, where they are not those from 0 on.
     """
 
     def __init__(
-        self, rings: Sequence[Ring], tasks_of: Sequence[Sequence[int]], balance: str, frames: np.ndarray, slack_frames: int
+        self,
+        rings: Sequence[Ring],
+        tasks_of: Sequence[Sequence[int]],
+        balance: str,
+        frames: np.ndarray,
+        slack_frames: int,
+        actors: Sequence[int] = (),
     ) -> None:
         self.rings = list(rings)
+        self._actors = list(actors) or list(range(len(self.rings)))
         self._tasks_of = tasks_of
         self._balance = balance
         self._frames = frames.astype(np.int64).copy()
+        self._served = sorted({task for tasks in tasks_of for task in tasks})  # those of other ranks never come here
         self._slack = slack_frames
         self._next = 0
 
@@ -62,7 +71,7 @@ class RingReader:
         if self._balance == "frames":
             led_by = [self._frames[int(self.rings[i].peek()["task"])] for i in waiting]
             best = int(np.argmin(led_by))
-            if led_by[best] > self._frames.min() + self._slack:
+            if led_by[best] > self._frames[self._served].min() + self._slack:
                 return None
             chosen = waiting[best]
         else:
@@ -84,7 +93,9 @@ class RingReader:
     def missing(self, names: Sequence[str]) -> str:
         """Which actors have nothing to read, with their tasks: for a message."""
         idle = [i for i, ring in enumerate(self.rings) if not len(ring)]
-        return ", ".join(f"actor {i} ({', '.join(names[t] for t in self._tasks_of[i])})" for i in idle) or "nobody"
+        return (
+            ", ".join(f"actor {self._actors[i]} ({', '.join(names[t] for t in self._tasks_of[i])})" for i in idle) or "nobody"
+        )
 
 
 class Batcher:
