@@ -19,23 +19,25 @@ from launch.training import choose_device
 RECORDS_BYTES = 100 * 2**20
 
 
-def shared_bytes(plan: Plan) -> int:
-    """Bytes of all mapped files of a run."""
+def shared_bytes(plan: Plan, rank: int | None = None) -> int:
+    """Bytes of all mapped files of a run, or of one rank's on a machine of its own."""
     count = num_parameters(Network(plan.network))
     num_actors = len(plan.actors)
     status = status_bytes(plan.num_ranks + num_actors + len(plan.services), num_actors, len(plan.task_names))
-    halves = [sum(group.count for group in half) for actor in plan.actors for half in actor.halves]
+    mine = [actor for actor in plan.actors if rank is None or actor.rank == rank]
+    halves = [sum(group.count for group in half) for actor in mine for half in actor.halves]
     asked = sum(mailbox_bytes(plan.unroll, size) for size in halves) if INFERENCE in plan.services else 0
-    remote = plan.num_ranks * len(plan.task_names) * ring_bytes(plan.unroll, plan.remote_slots) if plan.remote_slots else 0
-    return num_actors * plan.ring_bytes() + remote + board_bytes(count) + status + asked
+    ranks = plan.num_ranks if rank is None else 1
+    remote = ranks * len(plan.task_names) * ring_bytes(plan.unroll, plan.remote_slots) if plan.remote_slots else 0
+    return len(mine) * plan.ring_bytes() + remote + board_bytes(count) + status + asked
 
 
-def check_machine(config: Config, plan: Plan, run_dir: Path) -> None:
-    """Raise ValueError for the first thing that this machine lacks."""
+def check_machine(config: Config, plan: Plan, run_dir: Path, rank: int | None = None) -> None:
+    """Raise ValueError for the first thing that this machine lacks, for the whole run or for one rank of it."""
     if config.actor.inference == "batched":
-        choose_device(config.actor.inference_device, "actor.inference_device")
+        choose_device(config.actor.inference_device, key="actor.inference_device")
     remove_stale_folders()
-    check_memory(shared_bytes(plan), len(plan.actors))
+    check_memory(shared_bytes(plan, rank), len(plan.actors))
     check_disk(config, plan, run_dir)
     check_descriptors(len(plan.actors), config.actor.num_envs)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +35,12 @@ class Group:
 
 @dataclass(frozen=True)
 class ActorPlan:
-    """One actor: its tasks and its two half-groups of vector environments."""
+    """One actor: its tasks, its two half-groups of vector environments, and the learner rank that it feeds."""
 
     index: int
     tasks: tuple[int, ...]
     halves: tuple[tuple[Group, ...], ...]
+    rank: int
 
     @property
     def num_envs(self) -> int:
@@ -79,14 +80,14 @@ class Plan:
         return Spaces(network.frame_shape, network.frame_dtype, network.instruction_length, actions, self.frames_per_step)
 
 
-def make_plan(run: RunFiles) -> Plan:
-    """The plan of a run.
+def make_plan(run: RunFiles, cores: int | None = None) -> Plan:
+    """The plan of a run; without a number of actors it depends on the `cores` of all machines, by default of this one.
 
     Raises:
         ValueError: too few actors or environments for the tasks; says how many are needed.
     """
     config = run.config
-    actors = () if config.remote.only else _actors(run)
+    actors = () if config.remote.only else _actors(run, cores)
     largest = max((sum(group.count for group in half) for one in actors for half in one.halves), default=0)
     if 0 < config.actor.slots < largest:
         raise ValueError(
@@ -103,7 +104,8 @@ def make_plan(run: RunFiles) -> Plan:
         run.network,
         run.frames_per_step,
         tuple(_notes(config, len(actors), len(run.suite.tasks))),
-        services=tuple(_services(config, actors)),
+        config.learner.ranks,
+        tuple(_services(config, actors)),
         remote_slots=config.remote.slots if config.remote.listen else 0,
     )
 
@@ -115,11 +117,12 @@ def _services(config: Config, actors: tuple[ActorPlan, ...]) -> Iterator[str]:
         yield LISTENER
 
 
-def _actors(run: RunFiles) -> tuple[ActorPlan, ...]:
-    """The actors of this machine."""
+def _actors(run: RunFiles, cores: int | None) -> tuple[ActorPlan, ...]:
+    """The actors beside the learners, or of a machine that has joined."""
     actor = run.config.actor
     num_tasks = len(run.suite.tasks)
-    cores = os.cpu_count() or 1
+    ranks = run.config.learner.ranks
+    cores = max(cores or os.cpu_count() or 1, ranks)
     num_actors = actor.num_actors or (max(num_tasks, cores) if num_tasks <= 4 * cores else cores)
     if run.config.learner.balance == "frames" and num_actors < num_tasks:
         raise ValueError(
@@ -127,7 +130,23 @@ def _actors(run: RunFiles) -> tuple[ActorPlan, ...]:
             f"use actor.num_actors={num_tasks}, or learner.balance=actors"
         )
     assignment = assign(run.suite.task_names, num_actors, actor.num_envs, actor.weights)
-    return tuple(ActorPlan(index, tasks, split_halves(tasks, actor.num_envs)) for index, tasks in enumerate(assignment))
+    if num_actors < ranks:
+        raise ValueError(
+            f"learner.ranks={ranks} needs an actor for each rank, there are {num_actors}: "
+            f"use actor.num_actors={ranks} or more, or fewer ranks"
+        )
+    return tuple(
+        ActorPlan(index, tasks, split_halves(tasks, actor.num_envs), rank)
+        for index, (tasks, rank) in enumerate(zip(assignment, deal_ranks(assignment, ranks), strict=True))
+    )
+
+
+def deal_ranks(assignment: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
+    """The learner rank of each actor: equal numbers, and the actors of a task on as many ranks as there can be."""
+    dealt = [0] * len(assignment)
+    for number, index in enumerate(sorted(range(len(assignment)), key=lambda i: assignment[i])):
+        dealt[index] = number % ranks
+    return dealt
 
 
 def network_spec(config: Config, suite: Suite, spaces: Spaces) -> NetworkSpec:
@@ -228,6 +247,7 @@ def describe(config: Config, plan: Plan, shared_bytes: int) -> dict[str, Any]:
                     "actor": actor.index,
                     "tasks": [plan.task_names[task] for task in actor.tasks],
                     "num_envs": actor.num_envs,
+                    "learner_rank": actor.rank,
                     "half_groups": [
                         [{"task": plan.task_names[g.task], "num_envs": g.count} for g in half] for half in actor.halves
                     ],
@@ -235,7 +255,11 @@ def describe(config: Config, plan: Plan, shared_bytes: int) -> dict[str, Any]:
                 }
                 for actor in plan.actors
             ],
-            "learner": {"batch_size": config.learner.batch_size, "device": config.learner.device},
+            "learner": {
+                "batch_size": config.learner.batch_size,
+                "device": config.learner.device,
+                "ranks": config.learner.ranks,
+            },
             "frame_shape": list(plan.unroll.frame_shape),
             "num_actions": dict(plan.network.legal_actions),
             "frames_per_step": plan.frames_per_step,
@@ -263,3 +287,5 @@ def _notes(config: Config, num_actors: int, num_tasks: int) -> Iterator[str]:
         yield "tasks feed the learner as fast as their actors play: see `share` per task (learner.balance=frames evens it out)"
     else:
         yield "tasks feed the learner equal frames: fast actors wait for slow ones"
+        if config.learner.ranks > 1:
+            yield "learner.balance=frames is kept within each rank: shares are equal if each rank has actors of every task"

@@ -22,6 +22,8 @@ OWNER = "owner"
 START_SECONDS = 60.0
 # An actor that must not be restarted: its message tells what a person has to change.
 EXIT_REFUSED = 3
+# A learner that ended because another rank had to stop or is gone; rank 0 wrote a checkpoint.
+EXIT_STOPPED = 4
 _PR_SET_PDEATHSIG = 1
 
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -15,7 +15,7 @@ from agent.transport.ring import Ring
 from launch.config import RunFiles
 from launch.inference import open_mailboxes
 from launch.plan import INFERENCE, ActorPlan, Plan
-from launch.process import make_memory_folder, remove_folders
+from launch.process import EXIT_STOPPED, make_memory_folder, remove_folders
 from launch.services import make_service, open_remote_rings
 from launch.status import Status, open_status
 from launch.workers import PIDS, RestartLog, Worker, Workers, describe_exit, kill_group, silent_for, spawn, tail, write_pids
@@ -24,6 +24,8 @@ POLL_SECONDS = 0.1
 # A learner that was told to stop writes its checkpoint in this time, or is killed.
 STOP_SECONDS = 13.0
 FULL_DISK_BYTES = 2**20
+# After one rank ended because of another, that one has so long to end, too, and be named.
+CULPRIT_SECONDS = 5.0
 
 
 class Supervisor:
@@ -32,20 +34,31 @@ class Supervisor:
     Args:
         run_dir: of the run; has its configuration already.
         run, plan: of the run.
+        ranks: learner ranks that this supervisor starts, with their actors.
         resume: the learners continue from the newest checkpoint.
         overrides: settings changed on this start, for the log.
         interrupts: signals received so far; those of this run are added. The caller's, because one that comes as the run
             ends must still end whatever the caller would start next.
+        generation: of this start at least (see RestartLog).
     """
 
     def __init__(
-        self, run_dir: Path, run: RunFiles, plan: Plan, resume: bool, overrides: list[str], interrupts: list[int]
+        self,
+        run_dir: Path,
+        run: RunFiles,
+        plan: Plan,
+        ranks: Sequence[int],
+        resume: bool,
+        overrides: list[str],
+        interrupts: list[int],
+        generation: int = 0,
     ) -> None:
         self.run_dir, self.settings, self.plan, self.resume = run_dir, run.config.supervisor, plan, resume
         self._interrupts = interrupts
         self._learners: list[subprocess.Popen[bytes]] = []
-        self._log = RestartLog(run_dir)
-        self._log.write({"event": "start", "resume": resume, "settings": overrides})
+        self._ranks = tuple(ranks)
+        self._log = RestartLog(run_dir, generation)
+        self._log.start(resume, overrides)
 
     def run(self, show: Callable[[], None]) -> int:
         """Everything from start to end; `show` is called a few times a second. Returns the exit code of the command."""
@@ -57,9 +70,9 @@ class Supervisor:
             self._began = time.monotonic()
             self._status = open_status(self.memory, self.plan, create=True)
             Board(self.memory / "board", num_parameters(Network(self.plan.network)), create=True)
-            workers = make_workers(self.memory, self._status, self.plan)
+            workers = make_workers(self.memory, self._status, self.plan, self._ranks)
             self._workers = Workers(self.run_dir, self.memory, self._status, self.settings, self._log, workers)
-            self._learners = [self._start_learner(rank) for rank in range(self.plan.num_ranks)]
+            self._learners = [self._start_learner(rank) for rank in self._ranks]
             self._workers.start()
             return self._watch(show, self._workers)
         finally:
@@ -75,6 +88,7 @@ class Supervisor:
 
     def _watch(self, show: Callable[[], None], workers: Workers) -> int:
         pids: dict[str, int | None] = {}
+        patient_until = 0.0
         while True:
             if workers.pids() != pids:
                 pids = workers.pids()
@@ -85,7 +99,14 @@ class Supervisor:
             codes = [learner.poll() for learner in self._learners]
             if all(code == 0 for code in codes):
                 return 0
-            for rank, code in enumerate(codes):
+            if EXIT_STOPPED in codes and set(codes) <= {0, None, EXIT_STOPPED}:
+                # The one that made the others end is still ending.
+                patient_until = patient_until or time.monotonic() + CULPRIT_SECONDS
+                if None in codes and time.monotonic() < patient_until:
+                    time.sleep(POLL_SECONDS)
+                    continue
+            # One that was killed comes first: the others end because of it.
+            for code, rank in sorted(zip(codes, self._ranks, strict=True), key=lambda one: one[0] or 0):
                 why = describe_exit(code) if code else self._silence(rank) if code is None else None
                 if why is not None:
                     return self._give_up(self._learner_title(rank), why, self._learner_log(rank))
@@ -130,7 +151,7 @@ class Supervisor:
             and time.monotonic() < deadline
         ):
             time.sleep(0.05)
-        return all(learner.poll() == 0 for learner in self._learners)
+        return all(learner.poll() in (0, EXIT_STOPPED) for learner in self._learners)
 
     def _give_up(self, who: str, why: str, log: str) -> int:
         path = self.run_dir / "logs" / f"{log}.log"
@@ -147,9 +168,9 @@ class Supervisor:
             self._workers.kill()
 
 
-def make_workers(memory: Path, status: Status, plan: Plan) -> list[Worker]:
-    """All roles of a machine but the learners, and the mapped files between them."""
-    workers = [make_actor(memory, status, plan, actor) for actor in plan.actors]
+def make_workers(memory: Path, status: Status, plan: Plan, ranks: Sequence[int] = (0,)) -> list[Worker]:
+    """All roles of a machine but the learners `ranks`, and the mapped files between them."""
+    workers = [make_actor(memory, status, plan, actor) for actor in plan.actors if actor.rank in ranks]
     if plan.remote_slots:
         open_remote_rings(memory, plan, create=True)
     for service in plan.services:
