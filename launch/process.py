@@ -22,7 +22,7 @@ OWNER = "owner"
 START_SECONDS = 60.0
 # An actor that must not be restarted: its message tells what a person has to change.
 EXIT_REFUSED = 3
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 
 
 def memory_root() -> Path:
@@ -95,7 +95,7 @@ def follow_parent(parent: int, memory: Path, stop_signal: signal.Signals, grace_
     """Make this process end when its parent does: by `stop_signal`, and by force after `grace_seconds`; the run's mapped
     files go too. The kernel tells it at once on Linux; a thread that looks twice a second does everywhere."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, stop_signal)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, stop_signal)
     threading.Thread(target=_watch, args=(parent, memory, stop_signal, grace_seconds), daemon=True).start()
 
 
