@@ -39,6 +39,7 @@ class RingReader:
         self._tasks_of = tasks_of
         self._balance = balance
         self._frames = frames.astype(np.int64).copy()
+        self._served = sorted({task for tasks in tasks_of for task in tasks})  # those of other ranks never come here
         self._slack = slack_frames
         self._next = 0
 
@@ -52,7 +53,7 @@ class RingReader:
         if self._balance == "frames":
             led_by = [self._frames[int(self.rings[i].peek()["task"])] for i in waiting]
             best = int(np.argmin(led_by))
-            if led_by[best] > self._frames.min() + self._slack:
+            if led_by[best] > self._frames[self._served].min() + self._slack:
                 return None
             chosen = waiting[best]
         else:

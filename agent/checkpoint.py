@@ -5,6 +5,7 @@
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import random
@@ -88,7 +89,20 @@ def load(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
     """
     file = find(Path(path))
     try:
-        content = torch.load(file, map_location=device, weights_only=True)
+        data = file.read_bytes()
+    except OSError as error:
+        raise ValueError(_damaged(file, type(error).__name__)) from error
+    return decode(data, file, device)
+
+
+def decode(data: bytes, file: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
+    """The content of a checkpoint from its bytes, which were read from `file`, perhaps on another machine.
+
+    Raises:
+        ValueError: not a checkpoint of this format.
+    """
+    try:
+        content = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
     except Exception as error:  # torch has a different one for each way in which a file can be damaged
         raise ValueError(_damaged(file, type(error).__name__)) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or "parameter_hash" not in content:

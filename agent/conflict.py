@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from agent.distributed import Ranks
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
 from agent.popart import PopArt
@@ -40,6 +41,7 @@ def task_gradients(
     chosen: Sequence[int],
     loss: LossSettings,
     popart: PopArt | None = None,
+    ranks: Ranks | None = None,
 ) -> Gradients:
     """Gradients of the learner's summed loss, unclipped, task by task. Parameters, `.grad` and generators stay as they are.
 
@@ -49,12 +51,16 @@ def task_gradients(
     Args:
         batch: as of Learner.update.
         tasks: task of each column, B ints.
-        chosen: k different tasks that are in the batch.
+        chosen: k different tasks that are in the batch, or in that of another rank.
+        ranks: over which a task's gradients are summed.
     """
     parameters = shared_parameters(network)
     rows = []
     for task in chosen:
         own = [column for column, other in enumerate(tasks) if other == task]
+        if not own:
+            rows.append([torch.zeros_like(parameter).flatten() for parameter in parameters])
+            continue
         part = take_columns(batch, torch.tensor(own, device=batch["first"].device))
         output, scale = (
             network(part, part["core_state"], [task] * len(own)),
@@ -63,6 +69,9 @@ def task_gradients(
         total = compute_losses(output, part, loss, scale).total()
         found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
         rows.append([gradient.flatten() for gradient in found])
+    if ranks is not None:
+        for row in rows:
+            ranks.sum(*row)
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=batch["first"].device)
     for same in zip(*rows, strict=True):  # parameter by parameter: sums over millions need more digits than float32 has
         stacked = torch.stack(same).double()
@@ -109,14 +118,17 @@ class Conflict:
         loss: LossSettings,
         updates: int,
         popart: PopArt | None = None,
+        ranks: Ranks | None = None,
+        present: Sequence[int] = (),
     ) -> None:
-        """Measure on a batch, of at most MAX_TASKS of its tasks; `updates` as in `due`."""
+        """Measure on a batch, of at most MAX_TASKS of its tasks; `updates` as in `due`, `present` the tasks in the batches of
+        all `ranks`."""
         began = time.monotonic()
-        chosen = sorted(set(tasks))
+        chosen = sorted({*tasks, *present})
         if len(chosen) > MAX_TASKS:
             rng = np.random.default_rng([self._seed, updates])
             chosen = sorted(rng.choice(chosen, MAX_TASKS, replace=False).tolist())
-        found = task_gradients(network, batch, tasks, chosen, loss, popart)
+        found = task_gradients(network, batch, tasks, chosen, loss, popart, ranks)
         self.add(found, updates, time.monotonic() - began)
 
     def worked(self, seconds: float) -> None:

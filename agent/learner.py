@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from agent.diagnostics import task_sums
+from agent.distributed import Ranks
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
 from agent.popart import PopArt, target_sums
@@ -29,6 +30,8 @@ class LearnerSettings:
         conflict_every: updates between two measurements of the tasks' gradients on the shared parameters, their norms and
             the cosines between them, at least; 0 = never.
         conflict_cost_percent: of the learner's time at work that these measurements may take; they wait until they fit.
+        ranks: learner processes in step, each with its own share of the actors and its own B unrolls; their gradients are
+            summed, so an update is that of one rank with ranks * B unrolls.
     """
 
     batch_size: int = field(default=32, metadata={"min": 1})
@@ -38,6 +41,7 @@ class LearnerSettings:
     wait_seconds: float = field(default=900.0, metadata={"min": 1})
     conflict_every: int = field(default=50, metadata={"min": 0})
     conflict_cost_percent: float = field(default=2.0, metadata={"min": 0, "max": 100})
+    ranks: int = field(default=1, metadata={"min": 1})
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,19 @@ class Learner:
         network: on its device.
         loss, optimiser: settings.
         total_frames: at which the linear schedule reaches 0.
+        ranks: this learner's place among others in step.
     """
 
-    def __init__(self, network: Network, loss: LossSettings, optimiser: OptimiserSettings, total_frames: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        loss: LossSettings,
+        optimiser: OptimiserSettings,
+        total_frames: int,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.network = network
+        self.ranks = ranks or Ranks()
         self.loss_settings = loss
         self.settings = optimiser
         self.total_frames = total_frames
@@ -122,36 +135,46 @@ class Learner:
     def update(self, batch: Batch, tasks: list[int]) -> dict[str, Any]:
         """One update from B unrolls on the network's device; `tasks` is `batch["task"]` as Python ints.
 
-        Counts frames and steps also of a skipped update: they were consumed.
+        Counts frames and steps also of a skipped update: they were consumed. With several ranks the update is that of one
+        rank with all their unrolls, and so is what is counted and returned.
 
         Returns:
             `loss`, `gradient_norm` (before clipping), `skipped` (bool), `task_sums` [N, len(SUMS)] (see diagnostics).
 
         Raises:
             NonFiniteError: after `max_skipped_updates` non-finite updates in a row.
+            LostRankError: another rank is gone; nothing has changed.
         """
+        num_tasks = len(self.network.task_names)
         output = self.network(batch, batch["core_state"], tasks)
         losses = compute_losses(output, batch, self.loss_settings, self.popart.scale(tasks) if self.popart else None)
         loss = losses.total()
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
+        frames = batch["frames"][1:]
+        numbers = {
+            "loss": loss.detach(),
+            "frames": frames.sum(dtype=torch.int64),
+            "steps": (frames > 0).sum(),
+            "task_sums": task_sums(losses, batch, self.loss_settings, num_tasks),
+            "targets": target_sums(losses.targets, batch, num_tasks),
+        }
+        summed = self.ranks.add_up(numbers, self.network.parameters())
         gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        loss_value, norm_value = torch.stack([loss.detach(), norm]).tolist()
-        frames = batch["frames"][1:]
+        loss_value, norm_value = torch.stack([summed["loss"].to(norm), norm]).tolist()
         rate = self.learning_rate()
-        self.counters.frames += int(frames.sum(dtype=torch.int64))
-        self.counters.steps += int((frames > 0).sum())
+        self.counters.frames += int(summed["frames"])
+        self.counters.steps += int(summed["steps"])
         skipped = not (np.isfinite(loss_value) and np.isfinite(norm_value))
         if skipped:
             self._skip(loss_value, norm_value)
         else:
             self._apply(gradients, norm_value, rate)
             if self.popart is not None:
-                targets = target_sums(losses.targets, batch, len(self.network.task_names))
-                self.popart.update(targets, self.network.task_value_heads())
-        sums = task_sums(losses, batch, self.loss_settings, len(self.network.task_names))
-        return {"loss": loss_value, "gradient_norm": norm_value, "skipped": skipped, "task_sums": sums.cpu().numpy()}
+                self.popart.update(summed["targets"], self.network.task_value_heads())
+        sums = summed["task_sums"].cpu().numpy()
+        return {"loss": loss_value, "gradient_norm": norm_value, "skipped": skipped, "task_sums": sums}
 
     def _apply(self, gradients: list[torch.Tensor], norm: float, rate: float) -> None:
         limit = self.settings.max_gradient_norm

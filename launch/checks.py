@@ -16,18 +16,19 @@ from launch.status import status_bytes
 RECORDS_BYTES = 100 * 2**20
 
 
-def shared_bytes(plan: Plan) -> int:
-    """Bytes of all mapped files of a run."""
+def shared_bytes(plan: Plan, rank: int | None = None) -> int:
+    """Bytes of all mapped files of a run, or of one rank's on a machine of its own."""
     count = num_parameters(Network(plan.network))
     num_actors = len(plan.actors)
     status = status_bytes(plan.num_ranks + num_actors + len(plan.services), num_actors, len(plan.task_names))
-    return num_actors * plan.ring_bytes() + board_bytes(count) + status
+    rings = sum(rank is None or actor.rank == rank for actor in plan.actors)
+    return rings * plan.ring_bytes() + board_bytes(count) + status
 
 
-def check_machine(config: Config, plan: Plan, run_dir: Path) -> None:
-    """Raise ValueError for the first thing that this machine lacks."""
+def check_machine(config: Config, plan: Plan, run_dir: Path, rank: int | None = None) -> None:
+    """Raise ValueError for the first thing that this machine lacks, for the whole run or for one rank of it."""
     remove_stale_folders()
-    check_memory(shared_bytes(plan), len(plan.actors))
+    check_memory(shared_bytes(plan, rank), len(plan.actors))
     check_disk(config, plan, run_dir)
     check_descriptors(len(plan.actors), config.actor.num_envs)
 

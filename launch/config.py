@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agent.actor import ActorSettings
 from agent.checkpoint import CheckpointSettings
+from agent.distributed import DistributedSettings
 from agent.learner import LearnerSettings, OptimiserSettings
 from agent.losses import LossSettings
 from agent.network import NetworkSettings, NetworkSpec
@@ -94,6 +95,7 @@ class Config:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     actor: ActorSettings = field(default_factory=ActorSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
+    distributed: DistributedSettings = field(default_factory=DistributedSettings)
     loss: LossSettings = field(default_factory=LossSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
@@ -176,6 +178,14 @@ def flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
 
 def write_run(run_dir: Path, files: RunFiles) -> None:
     """RUN/config.yaml, and RUN/resolved.yaml: what followed from it."""
+    for name, text in run_texts(files).items():
+        temporary = run_dir / f".{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(run_dir / name)
+
+
+def run_texts(files: RunFiles) -> dict[str, str]:
+    """The files of `write_run`, name -> text."""
     resolved = {
         "suite": files.suite.to_dict(),
         "network": files.network.to_dict(),
@@ -183,13 +193,10 @@ def write_run(run_dir: Path, files: RunFiles) -> None:
         "dropped_tasks": list(files.dropped_tasks),
         "code_version": code_version(),
     }
-    for name, text in (
-        (CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.structured(files.config))),
-        (RESOLVED_FILE, yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)),
-    ):
-        temporary = run_dir / f".{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(run_dir / name)
+    return {
+        CONFIG_FILE: OmegaConf.to_yaml(OmegaConf.structured(files.config)),
+        RESOLVED_FILE: yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True),
+    }
 
 
 def read_run(run_dir: Path) -> RunFiles:
@@ -201,13 +208,21 @@ def read_run(run_dir: Path) -> RunFiles:
     config_file, resolved_file = run_dir / CONFIG_FILE, run_dir / RESOLVED_FILE
     if not config_file.is_file() or not resolved_file.is_file():
         raise ValueError(f"{run_dir} is no run folder: it has no {CONFIG_FILE} and {RESOLVED_FILE}")
-    config = _finish(_merge(_schema(), _read_yaml(config_file), str(config_file)))
-    resolved = yaml.safe_load(resolved_file.read_text(encoding="utf-8"))
-    network = NetworkSpec.from_dict(resolved["network"])
+    config = _read_yaml(config_file)
+    return _run_files(config, str(config_file), resolved_file.read_text(encoding="utf-8"))
+
+
+def parse_run(texts: Mapping[str, str]) -> RunFiles:
+    """Inverse of `run_texts`; errors as `read_run`."""
+    return _run_files(cast(DictConfig, OmegaConf.create(texts[CONFIG_FILE])), CONFIG_FILE, texts[RESOLVED_FILE])
+
+
+def _run_files(config: DictConfig, source: str, resolved_text: str) -> RunFiles:
+    resolved = yaml.safe_load(resolved_text)
     return RunFiles(
-        config,
+        _finish(_merge(_schema(), config, source)),
         Suite.from_dict(resolved["suite"]),
-        network,
+        NetworkSpec.from_dict(resolved["network"]),
         resolved["frames_per_step"],
         tuple(resolved.get("dropped_tasks", ())),
         resolved.get("code_version", ""),

@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from agent import checkpoint
-from launch import series
+from launch import series, torchrun
 from launch.checks import check_machine, shared_bytes
+from launch.config import RunFiles
 from launch.plan import describe, make_plan
+from launch.ranks import Place, find_place
 from launch.start import claim, new_run, resumed_run, start
 from launch.training import choose_device
 from tasks.environment import check_suite
@@ -36,20 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Exit code 0 done, 1 failed, 2 refused before anything started, 130 or 143 interrupted."""
     options = parse(arguments)
     try:
+        place = find_place(os.environ)
+        if place is not None:
+            return train_rank(options, place)
         overrides = settings(options)
         is_series = options.single_task is not None or series.is_series(options.resume)
         frames = frames_per_task(options, overrides, is_series)
         if is_series:
             return train_series(options, overrides, frames)
-        if options.resume is None:
-            run_dir, run = new_run(options.suite, options.config, overrides, options.run_dir, frames)
-        else:
-            run_dir, run = options.resume, resumed_run(options.resume, options.suite, overrides)
+        run_dir, run = run_files(options, overrides, frames)
         plan = make_plan(run)
         if options.dry_run:
             print(json.dumps(describe(run.config, plan, shared_bytes(plan)), indent=2, ensure_ascii=False))
             return 0
-        choose_device(run.config.learner.device)
+        choose_device(run.config.learner.device, 0, plan.num_ranks)
         check_suite(run.suite, run.config.environment)
         check_machine(run.config, plan, run_dir)
         run_dir, lock = claim(run_dir, is_default=options.resume is None and options.run_dir is None)
@@ -62,11 +64,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError as error:
             print(f"multitask: {error}", file=sys.stderr)
             return 1
+    say_what_next(run_dir, code)
+    return code
+
+
+def say_what_next(run_dir: Path, code: int) -> None:
+    """The command that follows a run which ended with this exit code."""
     if code == 0:
         print(f"done: python eval/score.py {run_dir}")
     elif checkpoint.exists(run_dir):
         print(f"continue with: python launch/multitask.py --resume {run_dir}")
+
+
+def train_rank(options: argparse.Namespace, place: Place) -> int:
+    """The command under torchrun, where this process supervises one rank. Exit codes as `main`.
+
+    Raises:
+        ValueError, OSError: refused before anything started, here or on another rank.
+    """
+    if options.single_task is not None or series.is_series(options.resume):
+        raise ValueError("--single-task does not run under torchrun: use learner.ranks=N on one machine")
+    overrides = settings(options)
+
+    def make() -> tuple[Path, RunFiles]:
+        return run_files(options, torchrun.with_ranks(overrides, place.size), frames_per_task(options, overrides, False))
+
+    if options.dry_run:
+        if place.rank == 0:
+            run, plan = torchrun.whole_plan(make()[1], place)
+            print(json.dumps(describe(run.config, plan, shared_bytes(plan)), indent=2, ensure_ascii=False))
+        return 0
+    is_default = options.resume is None and options.run_dir is None
+    run_dir, code = torchrun.train_rank(place, make, options.resume is not None, is_default, overrides)
+    if place.rank == 0:
+        say_what_next(run_dir, code)
     return code
+
+
+def run_files(options: argparse.Namespace, overrides: list[str], frames: int | None) -> tuple[Path, RunFiles]:
+    """Folder and files of the run, new or to be continued; `frames` is the number of --frames-per-task.
+
+    Raises:
+        ValueError, OSError: one sentence; nothing was written.
+    """
+    if options.resume is None:
+        return new_run(options.suite, options.config, overrides, options.run_dir, frames)
+    return options.resume, resumed_run(options.resume, options.suite, overrides)
 
 
 def train_series(options: argparse.Namespace, overrides: list[str], frames: int | None) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,12 @@ class Group:
 
 @dataclass(frozen=True)
 class ActorPlan:
-    """One actor: its tasks and its two half-groups of vector environments."""
+    """One actor: its tasks, its two half-groups of vector environments, and the learner rank that it feeds."""
 
     index: int
     tasks: tuple[int, ...]
     halves: tuple[tuple[Group, ...], ...]
+    rank: int
 
     @property
     def num_envs(self) -> int:
@@ -67,15 +68,16 @@ class Plan:
         return Spaces(network.frame_shape, network.frame_dtype, network.instruction_length, actions, self.frames_per_step)
 
 
-def make_plan(run: RunFiles) -> Plan:
-    """The plan of a run.
+def make_plan(run: RunFiles, cores: int | None = None) -> Plan:
+    """The plan of a run; without a number of actors it depends on the `cores` of all machines, by default of this one.
 
     Raises:
         ValueError: too few actors or environments for the tasks; says how many are needed.
     """
     actor = run.config.actor
     num_tasks = len(run.suite.tasks)
-    cores = os.cpu_count() or 1
+    ranks = run.config.learner.ranks
+    cores = max(cores or os.cpu_count() or 1, ranks)
     num_actors = actor.num_actors or (max(num_tasks, cores) if num_tasks <= 4 * cores else cores)
     if run.config.learner.balance == "frames" and num_actors < num_tasks:
         raise ValueError(
@@ -83,7 +85,15 @@ def make_plan(run: RunFiles) -> Plan:
             f"use actor.num_actors={num_tasks}, or learner.balance=actors"
         )
     assignment = assign(run.suite.task_names, num_actors, actor.num_envs, actor.weights)
-    actors = tuple(ActorPlan(index, tasks, split_halves(tasks, actor.num_envs)) for index, tasks in enumerate(assignment))
+    if num_actors < ranks:
+        raise ValueError(
+            f"learner.ranks={ranks} needs an actor for each rank, there are {num_actors}: "
+            f"use actor.num_actors={ranks} or more, or fewer ranks"
+        )
+    actors = tuple(
+        ActorPlan(index, tasks, split_halves(tasks, actor.num_envs), rank)
+        for index, (tasks, rank) in enumerate(zip(assignment, deal_ranks(assignment, ranks), strict=True))
+    )
     largest = max(sum(group.count for group in half) for one in actors for half in one.halves)
     if actor.slots and actor.slots < largest:
         raise ValueError(
@@ -98,7 +108,16 @@ def make_plan(run: RunFiles) -> Plan:
         run.network,
         run.frames_per_step,
         tuple(_notes(run.config, num_actors, num_tasks)),
+        ranks,
     )
+
+
+def deal_ranks(assignment: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
+    """The learner rank of each actor: equal numbers, and the actors of a task on as many ranks as there can be."""
+    dealt = [0] * len(assignment)
+    for number, index in enumerate(sorted(range(len(assignment)), key=lambda i: assignment[i])):
+        dealt[index] = number % ranks
+    return dealt
 
 
 def network_spec(config: Config, suite: Suite, spaces: Spaces) -> NetworkSpec:
@@ -168,6 +187,7 @@ def describe(config: Config, plan: Plan, shared_bytes: int) -> dict[str, Any]:
                     "actor": actor.index,
                     "tasks": [plan.task_names[task] for task in actor.tasks],
                     "num_envs": actor.num_envs,
+                    "learner_rank": actor.rank,
                     "half_groups": [
                         [{"task": plan.task_names[g.task], "num_envs": g.count} for g in half] for half in actor.halves
                     ],
@@ -175,7 +195,11 @@ def describe(config: Config, plan: Plan, shared_bytes: int) -> dict[str, Any]:
                 }
                 for actor in plan.actors
             ],
-            "learner": {"batch_size": config.learner.batch_size, "device": config.learner.device},
+            "learner": {
+                "batch_size": config.learner.batch_size,
+                "device": config.learner.device,
+                "ranks": config.learner.ranks,
+            },
             "frame_shape": list(plan.unroll.frame_shape),
             "num_actions": dict(plan.network.legal_actions),
             "frames_per_step": plan.frames_per_step,
@@ -203,3 +227,5 @@ def _notes(config: Config, num_actors: int, num_tasks: int) -> Iterator[str]:
         yield "tasks feed the learner as fast as their actors play: see `share` per task (learner.balance=frames evens it out)"
     else:
         yield "tasks feed the learner equal frames: fast actors wait for slow ones"
+        if config.learner.ranks > 1:
+            yield "learner.balance=frames is kept within each rank: shares are equal if each rank has actors of every task"

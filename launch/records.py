@@ -182,6 +182,36 @@ class TensorBoard:
         self._by_seconds.close()
 
 
+class Files:
+    """What rank 0 writes while it trains.
+
+    Args:
+        run_dir: of the run.
+        frames, seconds: where the run stands.
+        resume: cut off what was recorded after that.
+        tensorboard: write that, too.
+    """
+
+    def __init__(self, run_dir: Path, frames: int, seconds: float, resume: bool, tensorboard: bool) -> None:
+        last_frames = frames if resume else None
+        self.metrics = Lines(run_dir / METRICS, "frames", last_frames)
+        self.episodes = Lines(run_dir / EPISODES, "total_frames", last_frames)
+        self._tensorboard = TensorBoard(run_dir / "tensorboard", frames, seconds) if tensorboard else None
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One record of metrics."""
+        self.metrics.write(record)
+        if self._tensorboard is not None:
+            self._tensorboard.write(record)
+
+    def close(self) -> None:
+        """Write what is pending."""
+        self.metrics.close()
+        self.episodes.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+
 def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     """Finite numbers of a nested record: `tasks.pong.return_mean` becomes the tag `return_mean/pong`."""
     for key, value in record.items():

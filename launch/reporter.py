@@ -9,6 +9,7 @@ import psutil
 
 from agent.conflict import Conflict
 from agent.diagnostics import SUMS, summarise
+from agent.distributed import Ranks
 from agent.learner import Counters
 from launch.records import TaskRecords
 from launch.status import FIELDS, STAGES, Status
@@ -25,10 +26,20 @@ class Reporter:
         status: stage times of the actors.
         counters: the learner's.
         conflict: measurements of the tasks' gradients.
+        ranks: the learner's, with the time that it spent in exchanges with the others.
     """
 
-    def __init__(self, suite: Suite, records: TaskRecords, status: Status, counters: Counters, conflict: Conflict) -> None:
+    def __init__(
+        self,
+        suite: Suite,
+        records: TaskRecords,
+        status: Status,
+        counters: Counters,
+        conflict: Conflict,
+        ranks: Ranks | None = None,
+    ) -> None:
         self._suite, self._records, self._status, self._counters = suite, records, status, counters
+        self._ranks = ranks or Ranks()
         self._conflict = conflict
         self._scored = {
             task.name: task.random_score is not None and task.random_score != task.human_score for task in suite.tasks
@@ -41,7 +52,7 @@ class Reporter:
         self._task_frames = self._records.frames.copy()
         self._table = self._status.actors()
         self._sums = np.zeros((len(self._suite.tasks), len(SUMS)))
-        self._waited = 0.0
+        self._waited, self._ranks_seconds = 0.0, self._ranks.seconds
         self._updating = 0.0
         self._ages_versions: list[np.ndarray] = []
         self._ages_seconds: list[np.ndarray] = []
@@ -55,7 +66,7 @@ class Reporter:
         return time.monotonic() - self._began
 
     def waited(self, seconds: float) -> None:
-        """The learner had no batch for so long."""
+        """The learner, or another rank, had no batch for so long."""
         self._waited += seconds
 
     def add(self, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any], version: int, seconds: float) -> None:
@@ -74,7 +85,7 @@ class Reporter:
         seconds = max(self.seconds, 1e-9)
         counters, before = self._counters, self._before
         actors = self._actors(seconds)
-        waiting = self._waited / seconds
+        waiting, exchanging = self._waited / seconds, (self._ranks.seconds - self._ranks_seconds) / seconds
         record: dict[str, Any] = {
             "frames": counters.frames,
             "steps": counters.steps,
@@ -92,6 +103,7 @@ class Reporter:
             "learner_waiting_seconds": self._waited,
             "learner_waiting_share": waiting,
             "learner_updating_share": self._updating / seconds,
+            **({"learner_ranks_waiting_share": exchanging} if self._ranks.size > 1 else {}),
             **actors,
             "limited_by": _limit(waiting, actors),
             **summarise(self._sums.sum(0)),
@@ -129,7 +141,9 @@ class Reporter:
     def _memory(self) -> dict[str, int]:
         rss = self._status.actors()[:, FIELDS.index("rss_bytes")]
         actors = {f"actor_{index}": int(count) for index, count in enumerate(rss)}
-        return {"learner": psutil.Process().memory_info().rss, **actors}
+        others = self._status.learners()[1:, FIELDS.index("rss_bytes")]
+        learners = {f"learner_{rank}": int(count) for rank, count in enumerate(others, 1)}
+        return {"learner": psutil.Process().memory_info().rss, **learners, **actors}
 
     def _task(self, index: int, seconds: float, engines: np.ndarray | None) -> dict[str, Any]:
         records, name = self._records, self._suite.task_names[index]

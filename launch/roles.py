@@ -12,22 +12,24 @@ import numpy as np
 import torch
 
 from agent.actor import Actor, HalfGroup, Member
+from agent.distributed import LostRankError, UnequalRanksError
 from agent.learner import NonFiniteError
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
 from launch.config import read_run
 from launch.plan import environment_seeds, make_plan, probe_seed
-from launch.process import EXIT_REFUSED, follow_parent, on_stop_request, remove_folders
+from launch.process import EXIT_REFUSED, EXIT_STOPPED, follow_parent, on_stop_request, remove_folders
+from launch.ranks import find_place, join, local_place
 from launch.status import open_status
-from launch.training import Training
+from launch.training import Training, choose_device
 from tasks.contract import TaskVectorEnv
 from tasks.engine import EngineError
 from tasks.environment import make_vector_env, probe
 
 
 def learner(run_dir: Path, memory: Path, rank: int, resume: bool) -> int:
-    """Train until done or told to stop. Returns the exit code."""
+    """Train until done or told to stop, alone or in step with other ranks. Returns the exit code."""
     stop: list[bool] = []
     on_stop_request(lambda: stop.append(True))
     run = read_run(run_dir)
@@ -39,16 +41,21 @@ def learner(run_dir: Path, memory: Path, rank: int, resume: bool) -> int:
     plan = make_plan(run)
     status = open_status(memory, plan)
     status.beat(status.learner_row(rank))
-    rings = [Ring(memory / f"ring-{actor.index}", plan.unroll, plan.slots) for actor in plan.actors]
+    mine = [actor.index for actor in plan.actors if actor.rank == rank]
+    rings = [Ring(memory / f"ring-{index}", plan.unroll, plan.slots) for index in mine]
     board = Board(memory / "board", num_parameters(Network(plan.network)))
     try:
-        training = Training(run_dir, run, plan, rings, board, status, rank, resume)
-        training.run(lambda: bool(stop))
-    except (ValueError, OSError, TimeoutError, NonFiniteError) as error:
+        place = find_place(os.environ)
+        device = choose_device(config.learner.device, *local_place(place, rank, plan.num_ranks))
+        ranks = join(place, config, rank, memory, device)
+        training = Training(run_dir, run, plan, rings, board, status, resume, device, ranks, is_apart=place is not None)
+        is_done = training.run(lambda: bool(stop))
+    except (ValueError, OSError, TimeoutError, NonFiniteError, LostRankError, UnequalRanksError) as error:
         traceback.print_exc()
         print(error, file=sys.stderr)
         return 1
-    return 0
+    ranks.close()
+    return 0 if is_done or stop else EXIT_STOPPED
 
 
 def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:

@@ -113,22 +113,41 @@ def claim(run_dir: Path, is_default: bool, lock: str = LOCK) -> tuple[Path, IO[s
     return path, hold(path / lock)
 
 
-def start(run_dir: Path, run: RunFiles, plan: Plan, resume: bool, overrides: list[str], interrupts: list[int]) -> int:
-    """Make the folder and run to the end. Signals that asked for an end are added to `interrupts`."""
+def start(
+    run_dir: Path,
+    run: RunFiles,
+    plan: Plan,
+    resume: bool,
+    overrides: list[str],
+    interrupts: list[int],
+    generation: int = 0,
+    rank: int | None = None,
+) -> int:
+    """Make the folder and run to the end. Signals that asked for an end are added to `interrupts`.
+
+    Args:
+        generation: of this start at least (see RestartLog).
+        rank: the only one to be started here, under torchrun; a rank other than 0 has its own part of the run's folder.
+    """
     for folder in ("logs", "checkpoints", *(["unrolls"] if run.config.debug.dump_unrolls else [])):
         (run_dir / folder).mkdir(parents=True, exist_ok=True)
     write_run(run_dir, run)
+    ranks = range(plan.num_ranks) if rank is None else [rank]
+    supervisor = Supervisor(run_dir, run, plan, ranks, resume, overrides, interrupts, generation)
+    if rank:
+        print(f"rank {rank}: its logs are in {run_dir / 'logs'}; rank 0 shows the run", flush=True)
+        return supervisor.run(lambda: None)
     config = run.config
+    ranks_text = f"{plan.num_ranks} learner ranks, " if plan.num_ranks > 1 else ""
     envs = sum(actor.num_envs for actor in plan.actors)
     print(
         f"{'resuming' if resume else 'run'} {run_dir}: suite {run.suite.name}, {len(plan.task_names)} tasks, "
-        f"{len(plan.actors)} actors with {envs} environments, {config.total_frames:,} frames, seed {config.seed}, "
+        f"{ranks_text}{len(plan.actors)} actors with {envs} environments, {config.total_frames:,} frames, seed {config.seed}, "
         f"{megabytes(shared_bytes(plan))} shared memory"
     )
     for note in plan.notes:
         print(f"note: {note}")
     sys.stdout.flush()
-    supervisor = Supervisor(run_dir, run, plan, resume, overrides, interrupts)
     display = Display(run_dir, config.total_frames)
     try:
         return supervisor.run(display.update)

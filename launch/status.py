@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from tasks.contract import ENGINE_COUNTS
 
 STAGES = ("environment", "inference", "waiting", "transport")
 FIELDS = ("heartbeat", "generation", "steps", "rss_bytes", *STAGES)
-_HEADER = 8  # numbers: restarts of workers
+_HEADER = 8  # numbers: restarts of workers here, and of those on other machines
 
 
 class Status:
@@ -32,7 +33,7 @@ class Status:
         num_rows = num_learners + num_actors + num_services
         numbers = make(path, status_bytes(num_rows, num_actors, num_tasks)).view(np.float64)
         self._first_actor, self._first_service = num_learners, num_learners + num_actors
-        self._header = numbers[:_HEADER]
+        self._numbers, self._header = numbers, numbers[:_HEADER]
         rows = num_rows * len(FIELDS)
         self._rows = numbers[_HEADER : _HEADER + rows].reshape(num_rows, len(FIELDS))
         self._engines = numbers[_HEADER + rows :].reshape(num_actors, num_tasks, len(ENGINE_COUNTS))
@@ -55,11 +56,11 @@ class Status:
     @property
     def restarts(self) -> int:
         """Restarts of workers since this start of the run."""
-        return int(self._header[0])
+        return int(self._header[:2].sum())
 
     @restarts.setter
     def restarts(self, count: int) -> None:
-        self._header[0] = count
+        self._header[0] = count - self._header[1]
 
     def beat(self, row: int) -> None:
         """I live."""
@@ -94,6 +95,25 @@ class Status:
     def actors(self) -> np.ndarray:
         """A copy of the actors' rows, [actors, len(FIELDS)]."""
         return self._rows[self._first_actor : self._first_service].copy()
+
+    def learners(self) -> np.ndarray:
+        """A copy of the learners' rows, [ranks, len(FIELDS)]."""
+        return self._rows[: self._first_actor].copy()
+
+    def snapshot(self) -> np.ndarray:
+        """Everything, float64 [n], for `mirror` of a table of the same run on another machine."""
+        return self._numbers.copy()
+
+    def mirror(self, snapshots: Sequence[np.ndarray]) -> None:
+        """Copy in the rows of processes that live on other machines, from all of those."""
+        for numbers in snapshots:
+            rows = numbers[_HEADER : _HEADER + self._rows.size].reshape(self._rows.shape)
+            engines = numbers[_HEADER + self._rows.size :].reshape(self._engines.shape)
+            there = rows[:, 0] > 0
+            self._rows[there] = rows[there]
+            actors = there[self._first_actor : self._first_service]
+            self._engines[actors] = engines[actors]
+        self._header[1] = sum(numbers[0] for numbers in snapshots)
 
 
 def status_bytes(num_rows: int, num_actors: int, num_tasks: int) -> int:

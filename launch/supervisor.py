@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -14,7 +14,7 @@ from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
 from launch.config import RunFiles
 from launch.plan import ActorPlan, Plan
-from launch.process import make_memory_folder, remove_folders
+from launch.process import EXIT_STOPPED, make_memory_folder, remove_folders
 from launch.status import open_status
 from launch.workers import PIDS, RestartLog, Worker, Workers, describe_exit, kill_group, silent_for, spawn, tail, write_pids
 
@@ -30,20 +30,31 @@ class Supervisor:
     Args:
         run_dir: of the run; has its configuration already.
         run, plan: of the run.
+        ranks: learner ranks that this supervisor starts, with their actors.
         resume: the learners continue from the newest checkpoint.
         overrides: settings changed on this start, for the log.
         interrupts: signals received so far; those of this run are added. The caller's, because one that comes as the run
             ends must still end whatever the caller would start next.
+        generation: of this start at least (see RestartLog).
     """
 
     def __init__(
-        self, run_dir: Path, run: RunFiles, plan: Plan, resume: bool, overrides: list[str], interrupts: list[int]
+        self,
+        run_dir: Path,
+        run: RunFiles,
+        plan: Plan,
+        ranks: Sequence[int],
+        resume: bool,
+        overrides: list[str],
+        interrupts: list[int],
+        generation: int = 0,
     ) -> None:
         self.run_dir, self.settings, self.plan, self.resume = run_dir, run.config.supervisor, plan, resume
         self._interrupts = interrupts
         self._learners: list[subprocess.Popen[bytes]] = []
-        self._log = RestartLog(run_dir)
-        self._log.write({"event": "start", "resume": resume, "settings": overrides})
+        self._ranks = tuple(ranks)
+        self._log = RestartLog(run_dir, generation)
+        self._log.start(resume, overrides)
 
     def run(self, show: Callable[[], None]) -> int:
         """Everything from start to end; `show` is called a few times a second. Returns the exit code of the command."""
@@ -55,9 +66,9 @@ class Supervisor:
             self._began = time.monotonic()
             self._status = open_status(self.memory, self.plan, create=True)
             Board(self.memory / "board", num_parameters(Network(self.plan.network)), create=True)
-            workers = [self._make_actor(actor) for actor in self.plan.actors]
+            workers = [self._make_actor(actor) for actor in self.plan.actors if actor.rank in self._ranks]
             self._workers = Workers(self.run_dir, self.memory, self._status, self.settings, self._log, workers)
-            self._learners = [self._start_learner(rank) for rank in range(self.plan.num_ranks)]
+            self._learners = [self._start_learner(rank) for rank in self._ranks]
             self._workers.start()
             return self._watch(show, self._workers)
         finally:
@@ -90,7 +101,8 @@ class Supervisor:
             codes = [learner.poll() for learner in self._learners]
             if all(code == 0 for code in codes):
                 return 0
-            for rank, code in enumerate(codes):
+            # One that was killed comes first: the others end because of it.
+            for code, rank in sorted(zip(codes, self._ranks, strict=True), key=lambda one: one[0] or 0):
                 why = describe_exit(code) if code else self._silence(rank) if code is None else None
                 if why is not None:
                     return self._give_up(self._learner_title(rank), why, self._learner_log(rank))
@@ -135,7 +147,7 @@ class Supervisor:
             and time.monotonic() < deadline
         ):
             time.sleep(0.05)
-        return all(learner.poll() == 0 for learner in self._learners)
+        return all(learner.poll() in (0, EXIT_STOPPED) for learner in self._learners)
 
     def _give_up(self, who: str, why: str, log: str) -> int:
         path = self.run_dir / "logs" / f"{log}.log"

@@ -1,5 +1,7 @@
 """The learner's loop: batch, update, publish; records and checkpoints on the way."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,30 +12,38 @@ import torch
 from agent import checkpoint
 from agent.batching import Batcher, HostBatch, RingReader, to_device
 from agent.conflict import Conflict
+from agent.distributed import LostRankError, Ranks
 from agent.learner import Counters, Learner, NonFiniteError
 from agent.network import Network
 from agent.transport.board import Board
 from agent.transport.ring import Ring
+from agent.unroll import Arrays
 from launch.config import RunFiles, flatten
+from launch.gate import Gate, Wish, gather_status
 from launch.plan import Plan
-from launch.records import EPISODES, METRICS, Lines, TaskRecords, TensorBoard
+from launch.records import Files, TaskRecords
 from launch.reporter import Reporter
 from launch.status import Status
 
 # Frames in batches by which the fastest task may lead the slowest with learner.balance=frames.
 SLACK_BATCHES = 2
 WAIT_SECONDS = 0.5
+# Between two comparisons of the ranks' parameters; one more comes with every checkpoint.
+CHECK_UPDATES = 1000
 
 
 class Training:
-    """One learner at work on a run.
+    """One learner at work on a run, alone or as one of several ranks, of which rank 0 writes all files.
 
     Args:
         run_dir: where records and checkpoints go.
         run, plan: of the run.
-        rings, board, status: shared with the other processes.
-        rank: of this learner among all.
+        rings: of this rank's actors.
+        board, status: shared with the other processes on this machine.
+        device: of this learner.
         resume: continue from the newest checkpoint of the folder.
+        ranks: this one and the others.
+        is_apart: each rank has a status table and a board of its own, perhaps on another machine.
 
     Raises:
         ValueError: the checkpoint does not fit the configuration; says what does not.
@@ -47,32 +57,34 @@ class Training:
         rings: list[Ring],
         board: Board,
         status: Status,
-        rank: int,
         resume: bool,
+        device: torch.device,
+        ranks: Ranks,
+        is_apart: bool,
     ) -> None:
         config, suite = run.config, run.suite
         self.run_dir, self.config, self.plan, self.board, self.status = run_dir, config, plan, board, status
-        self.row = status.learner_row(rank)
-        self.device = choose_device(config.learner.device)
-        self.learner = Learner(Network(plan.network).to(self.device), config.loss, config.optimiser, config.total_frames)
+        self.row = status.learner_row(ranks.rank)
+        self.ranks, self.device, self._is_apart = ranks, device, is_apart
+        network = Network(plan.network).to(self.device)
+        self.learner = Learner(network, config.loss, config.optimiser, config.total_frames, ranks)
         self.records = TaskRecords(suite.task_names, config.log.mean_over_episodes)
         limits = config.learner
         self.conflict = Conflict(suite.task_names, limits.conflict_every, limits.conflict_cost_percent, config.seed)
-        if resume and checkpoint.exists(run_dir):
-            self._restore(checkpoint.load(run_dir, self.device))
+        if resume:
+            self._load()
+        ranks.check_equal(self._digest(), "state at the start")
         counters = self.learner.counters
-        self.board.publish(self.learner.network, counters.updates, counters.frames)
-        last_frames = counters.frames if resume else None
-        self.metrics = Lines(run_dir / METRICS, "frames", last_frames)
-        self.episodes = Lines(run_dir / EPISODES, "total_frames", last_frames)
-        self.tensorboard = (
-            TensorBoard(run_dir / "tensorboard", counters.frames, counters.seconds) if config.log.tensorboard else None
-        )
-        self.reporter = Reporter(suite, self.records, status, counters, self.conflict)
+        self._publish()
+        is_writer = ranks.rank == 0
+        self.files = Files(run_dir, counters.frames, counters.seconds, resume, config.log.tensorboard) if is_writer else None
+        self.reporter = Reporter(suite, self.records, status, counters, self.conflict, ranks)
+        self.gate = Gate(ranks, plan.unroll, config.learner.batch_size)
         batch_frames = config.learner.batch_size * config.actor.unroll_length * plan.frames_per_step
+        mine = [actor for actor in plan.actors if actor.rank == ranks.rank]
         reader = RingReader(
             rings,
-            [actor.tasks for actor in plan.actors],
+            [actor.tasks for actor in mine],
             config.learner.balance,
             self.records.frames,
             SLACK_BATCHES * batch_frames,
@@ -82,89 +94,142 @@ class Training:
             plan.unroll,
             config.learner.batch_size,
             pin=self.device.type == "cuda",
-            dump=(run_dir / "unrolls", config.debug.dump_unrolls) if config.debug.dump_unrolls else None,
+            dump=(run_dir / "unrolls", config.debug.dump_unrolls) if config.debug.dump_unrolls and not ranks.rank else None,
         )
         self._seconds_before = counters.seconds
         self._began = time.monotonic()
         self._saved = self._fed = self._began
+        self._batch: HostBatch | None = None
 
-    def run(self, stopped: Callable[[], bool]) -> None:
-        """Train to the last frame, or until `stopped`; a checkpoint is written at the end either way.
+    def run(self, stopped: Callable[[], bool]) -> bool:
+        """Train to the last frame, or until `stopped` on any rank; a checkpoint is written at the end either way.
+
+        Returns:
+            Whether the last frame was reached.
 
         Raises:
             TimeoutError: no batch for learner.wait_seconds; names the actors that sent nothing.
             NonFiniteError: updates are non-finite again and again.
+            LostRankError: another rank is gone. The last whole update is in the checkpoint.
+            UnequalRanksError: ranks have come apart; no checkpoint is written.
             OSError: the disk is full, or not writable.
         """
         try:
-            while self.learner.counters.frames < self.config.total_frames and not stopped():
-                self._wait_and_step()
-                if self.reporter.seconds >= self.config.log.every_seconds:
-                    self._log()
-                if time.monotonic() - self._saved >= self.config.checkpoint.every_seconds:
-                    self.save()
-        except (NonFiniteError, TimeoutError):
+            try:
+                while self.learner.counters.frames < self.config.total_frames and not self._round(stopped()):
+                    pass
+            except (NonFiniteError, TimeoutError):
+                self._finish()
+                raise
             self._finish()
+            return self.learner.counters.frames >= self.config.total_frames
+        except LostRankError:
+            self.batcher.close()
+            if self.files is not None:
+                self._write_checkpoint()
+                self.files.close()
             raise
-        self._finish()
 
-    def save(self) -> Path:
-        """Write a checkpoint."""
-        self._clock()
-        path = checkpoint.save(self.run_dir, self._content(), self.config.checkpoint.keep)
+    def save(self) -> None:
+        """Write a checkpoint, if all ranks have the same parameters."""
+        self.ranks.check_equal(self._digest(), "state")
+        if self.files is not None:
+            self._write_checkpoint()
         self._saved = time.monotonic()
-        return path
 
-    def _wait_and_step(self) -> None:
-        """One update, or half a second of waiting for a batch."""
+    def _round(self, stop: bool) -> bool:
+        """One update, or half a second of waiting for a batch; whether the run has to stop."""
         began = time.monotonic()
-        batch = self.batcher.next(WAIT_SECONDS)
+        self._batch = self._batch or self.batcher.next(WAIT_SECONDS)
+        now = time.monotonic()
+        if self._batch is not None:
+            self._fed = now
+        wish = Wish(
+            ready=self._batch is not None,
+            stop=stop,
+            starved=now - self._fed > self.config.learner.wait_seconds,
+            log=self.reporter.seconds >= self.config.log.every_seconds,
+            save=now - self._saved >= self.config.checkpoint.every_seconds,
+            measure=self.conflict.due(self.learner.counters.updates),
+        )
+        agreed = self.gate.agree(wish, self._batch.arrays if self._batch else None)
         ready = time.monotonic()
         self.status.beat(self.row)
         self.reporter.waited(ready - began)
-        if batch is not None:
-            self._step(batch, ready)
-            self._fed = time.monotonic()
-        elif ready - self._fed > self.config.learner.wait_seconds:
-            missing = self.batcher.reader.missing(self.plan.task_names)
-            raise TimeoutError(f"no batch for {self.config.learner.wait_seconds:.0f} s: waiting for {missing}")
+        if agreed.starved:
+            self._starve(agreed.starved)
+        if agreed.arrays is not None and not agreed.stop:
+            self._step(agreed.arrays, agreed.measure, ready)
+        if agreed.log:
+            self._log()
+        if agreed.save:
+            self.save()
+        return agreed.stop
 
-    def _step(self, batch: HostBatch, began: float) -> None:
-        counters = self.learner.counters
+    def _starve(self, starved: list[int]) -> None:
+        limit = f"{self.config.learner.wait_seconds:.0f} s"
+        if self.ranks.rank not in starved:
+            who = ", ".join(map(str, starved))
+            raise TimeoutError(f"learner rank {who} had no batch for {limit}: its log names the actors that it waits for")
+        missing = self.batcher.reader.missing(self.plan.task_names)
+        raise TimeoutError(f"no batch for {limit}: waiting for {missing}")
+
+    def _step(self, arrays: Arrays, measure: bool, began: float) -> None:
+        """One update on this rank's batch; `arrays` are the recorded fields of all ranks' batches."""
+        assert self._batch is not None
+        batch, learner, counters = self._batch, self.learner, self.learner.counters
         version = counters.updates
         data, tasks = to_device(batch, self.device), batch.arrays["task"].tolist()
-        if self.conflict.due(version):
-            learner = self.learner
-            self.conflict.measure(learner.network, data, tasks, self.config.loss, version, learner.popart)
-        result = self.learner.update(data, tasks)
-        self.board.publish(self.learner.network, counters.updates, counters.frames)
+        if measure:
+            present = arrays["task"].tolist()
+            self.conflict.measure(learner.network, data, tasks, self.config.loss, version, learner.popart, self.ranks, present)
+        result = learner.update(data, tasks)
+        if counters.updates % CHECK_UPDATES == 0:
+            self.ranks.check_equal(self._digest(), "state")
+        self._publish()
         self._clock()
-        games = self.records.add(batch.arrays, counters.frames, counters.seconds)
+        games = self.records.add(arrays, counters.frames, counters.seconds)
         counters.episodes += len(games)
-        self.episodes.write_all(games)
+        if self.files is not None:
+            self.files.episodes.write_all(games)
         seconds = time.monotonic() - began
         self.conflict.worked(seconds)
-        self.reporter.add(batch.arrays, result, version, seconds)
+        self.reporter.add(arrays, result, version, seconds)
         self.batcher.release(batch)
+        self._batch, self._fed = None, time.monotonic()
+
+    def _publish(self) -> None:
+        """Post the parameters; of ranks that share a board, rank 0 does it for all."""
+        if self.ranks.rank == 0 or self._is_apart:
+            self.board.publish(self.learner.network, self.learner.counters.updates, self.learner.counters.frames)
 
     def _log(self) -> None:
         self.status.write(self.row)
-        record = self.reporter.record(self.learner.learning_rate(), self.batcher.reader.depth())
+        depth = gather_status(self.ranks, self.status, self.batcher.reader.depth(), self._is_apart)
+        record = self.reporter.record(self.learner.learning_rate(), depth)
         if (popart := self.learner.popart) is not None:
             for task, numbers in enumerate(record["tasks"].values()):
                 numbers |= {"value_mean": popart.means[task], "value_deviation": popart.deviation(task)}
-        self.metrics.write(record)
-        if self.tensorboard is not None:
-            self.tensorboard.write(record)
+        if self.files is not None:
+            self.files.write(record)
 
     def _finish(self) -> None:
         self.batcher.close()
         self._log()
         self.save()
-        self.metrics.close()
-        self.episodes.close()
-        if self.tensorboard is not None:
-            self.tensorboard.close()
+        if self.files is not None:
+            self.files.close()
+
+    def _write_checkpoint(self) -> None:
+        self._clock()
+        checkpoint.save(self.run_dir, self._content(), self.config.checkpoint.keep)
+
+    def _digest(self) -> bytes:
+        """Of all that every rank must have alike."""
+        learner = self.learner
+        rest = [vars(learner.counters) | {"seconds": 0}, learner.popart.state() if learner.popart else {}]
+        hashes = [checkpoint.parameter_hash(learner.network.state_dict()), checkpoint.parameter_hash(learner.optimiser_state())]
+        return hashlib.sha256(json.dumps([*rest, *hashes]).encode()).digest()
 
     def _clock(self) -> None:
         self.learner.counters.seconds = self._seconds_before + time.monotonic() - self._began
@@ -181,6 +246,13 @@ class Training:
             "generators": checkpoint.generator_state(),
             "config": flatten(self.config),
         }
+
+    def _load(self) -> None:
+        """From rank 0's newest checkpoint, if it has one: other ranks may not see its disk."""
+        file = checkpoint.find(self.run_dir) if self.ranks.rank == 0 and checkpoint.exists(self.run_dir) else None
+        data = self.ranks.broadcast(file.read_bytes() if file else b"")
+        if data:
+            self._restore(checkpoint.decode(data, file or self.run_dir, self.device))
 
     def _restore(self, content: dict[str, Any]) -> None:
         network = self.learner.network
@@ -199,14 +271,21 @@ class Training:
         checkpoint.restore_generators(content["generators"])
 
 
-def choose_device(name: str) -> torch.device:
-    """auto = the first GPU if there is one.
+def choose_device(name: str, local_rank: int = 0, local_size: int = 1) -> torch.device:
+    """auto = a GPU if there is one, each of several ranks on this machine its own.
 
     Raises:
-        ValueError: torch does not know it, or it is not here.
+        ValueError: torch does not know it, it is not here, or there are too few for the ranks.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and local_size > 1:
+        if name != "cuda" or local_size > torch.cuda.device_count():
+            raise ValueError(
+                f"learner.device={name} does not fit {local_size} learner ranks on this machine, each needs a GPU of its own "
+                f"and torch sees {torch.cuda.device_count()}: use fewer ranks, or learner.device=cpu"
+            )
+        return torch.device("cuda", local_rank)
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.config import SupervisorSettings
-from launch.process import EXIT_REFUSED, scratch_folder
+from launch.process import EXIT_REFUSED, EXIT_STOPPED, scratch_folder
 from launch.records import RESTARTS, Lines, read_lines
 from launch.status import FIELDS, Status
 
@@ -52,12 +52,17 @@ class Worker:
 class RestartLog:
     """RUN/restarts.jsonl: starts of the run, and deaths of its workers.
 
-    `generation` grows with every line, over the life of the run: no two starts of an actor have the same seeds.
+    `generation` grows with every line, over the life of the run: no two starts of an actor have the same seeds. A start
+    says which it begins with: ranks on other machines, with logs of their own, begin with the highest of all.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.generation = sum(1 for _ in read_lines(folder / RESTARTS))
+    def __init__(self, folder: Path, at_least: int = 0) -> None:
+        self.generation = max(next_generation(folder), at_least)
         self._lines = Lines(folder / RESTARTS)
+
+    def start(self, resume: bool, settings: Sequence[str]) -> None:
+        """The line of a start."""
+        self.write({"event": "start", "generation": self.generation, "resume": resume, "settings": list(settings)})
 
     def write(self, event: dict[str, Any]) -> None:
         """One line."""
@@ -157,6 +162,14 @@ class Workers:
         worker.process = spawn(self.folder, self.memory, worker.name, arguments, {"TMPDIR": str(scratch), **threads})
 
 
+def next_generation(folder: Path) -> int:
+    """Of the next start of a run with this folder of logs."""
+    generation = 0
+    for line in read_lines(folder / RESTARTS):
+        generation = max(generation, line.get("generation", 0)) + 1
+    return generation
+
+
 def spawn(
     folder: Path, memory: Path, name: str, arguments: Sequence[str], variables: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
@@ -192,6 +205,8 @@ def write_pids(folder: Path, memory: Path, learners: Sequence[int], workers: dic
 
 def describe_exit(code: int) -> str:
     """In words."""
+    if code == EXIT_STOPPED:
+        return "wrote a checkpoint and ended, as another rank had to stop"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
