@@ -7,16 +7,37 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from launch.process import PR_SET_PDEATHSIG, make_memory_folder, remove_folders
 
 KEPT_LINES = 1000
-# In a command line: the folder with the private files.
-FILES = "{files}"
+# In a command line: the folder of the private files, and a new one for logs, which stays.
+FILES, LOGS = "{files}", "{logs}"
+
+
+class Site(NamedTuple):
+    """A node as seen from a host on it: its id and address, two TCP ports that nobody listens on just now, and whether the
+    file asked for is there."""
+
+    node: str
+    address: str
+    ports: tuple[int, int]
+    sees: bool
+
+
+class Report(NamedTuple):
+    """Exit code of a child, None as long as it runs, and its lines since the last report."""
+
+    code: int | None
+    lines: list[str]
 
 
 class Host:
@@ -32,19 +53,22 @@ class Host:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._private: Path | None = None
 
-    def free_port(self) -> int:
-        """A TCP port that nobody listens on just now."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return int(probe.getsockname()[1])
+    def look_around(self, path: str) -> Site:
+        """Where this is, and whether there is such a file here."""
+        import ray
 
-    def sees(self, path: str) -> bool:
-        """Whether there is such a file here."""
-        return Path(path).exists()
+        ports = []
+        with ExitStack() as stack:  # both open at once, so that they differ
+            for _ in range(2):
+                probe = stack.enter_context(socket.socket())
+                probe.bind(("", 0))
+                ports.append(int(probe.getsockname()[1]))
+        address = ray.util.get_node_ip_address()
+        return Site(ray.get_runtime_context().get_node_id(), address, (ports[0], ports[1]), Path(path).exists())
 
-    def start(self, arguments: Sequence[str], variables: Mapping[str, str], files: Mapping[str, str]) -> None:
+    def start(self, arguments: Sequence[str], variables: Mapping[str, str], files: Mapping[str, str]) -> Report:
         """Run `python ARGUMENTS` with more environment variables. `files` (name -> text) are written where nobody else can
-        read them, in memory; that folder replaces {files} in an argument."""
+        read them, in memory. Returns as `poll`."""
         if files:
             self._private, self._owner = make_memory_folder(self._folder)
             for name, text in files.items():
@@ -52,11 +76,13 @@ class Host:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
                     stream.write(text)
+        logs = Path(tempfile.gettempdir()) / f"logs-of-{self._folder.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        places = {FILES: str(self._private), LOGS: str(logs)}
         # -P: a file of the user's in the current folder must not hide one of ours.
         python = [sys.executable, "-P"]
         command = [*python, "-m", "launch.host", "--parent", str(os.getpid()), "--", *python]
         self._child = subprocess.Popen(
-            [*command, *(argument.replace(FILES, str(self._private)) for argument in arguments)],
+            [*command, *(places.get(argument, argument) for argument in arguments)],
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -67,16 +93,17 @@ class Host:
         )
         self._reader = threading.Thread(target=self._read, args=(self._child,), daemon=True)
         self._reader.start()
+        return self.poll()
 
-    def poll(self) -> tuple[int | None, list[str]]:
-        """Exit code of the child, None as long as it runs, and its lines since the last call."""
+    def poll(self) -> Report:
+        """How the child fares."""
         assert self._child is not None
         code = self._child.poll()
         if code is not None:
             self._reader.join(1.0)  # its last lines; a child of its own may keep the pipe open
             self._remove_private()
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        return code, lines
+        return Report(code, lines)
 
     def stop(self) -> None:
         """Ask the child to end."""
