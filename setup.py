@@ -25,6 +25,8 @@ setup(
         "rich>=13,<16",
         "psutil>=6,<8",
         "packaging>=24",
+        "pyzmq>=26,<28",
+        "zstandard>=0.22,<0.26",
     ],
     extras_require={
         "atari": ATARI,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agent.network import Network
 from agent.transport.board import board_bytes, num_parameters
+from agent.transport.ring import ring_bytes
 from launch.config import Config
 from launch.plan import Plan
 from launch.process import memory_root, remove_stale_folders
@@ -21,8 +22,10 @@ def shared_bytes(plan: Plan, rank: int | None = None) -> int:
     count = num_parameters(Network(plan.network))
     num_actors = len(plan.actors)
     status = status_bytes(plan.num_ranks + num_actors + len(plan.services), num_actors, len(plan.task_names))
-    rings = sum(rank is None or actor.rank == rank for actor in plan.actors)
-    return rings * plan.ring_bytes() + board_bytes(count) + status
+    here = [actor for actor in plan.actors if rank is None or actor.rank == rank]
+    remote_rings = (plan.num_ranks if rank is None else 1) * len(plan.task_names) if plan.remote_slots else 0
+    remote = remote_rings * ring_bytes(plan.unroll, plan.remote_slots)
+    return len(here) * plan.ring_bytes() + remote + board_bytes(count) + status
 
 
 def check_machine(config: Config, plan: Plan, run_dir: Path, rank: int | None = None) -> None:

@@ -21,6 +21,7 @@ from agent.distributed import DistributedSettings
 from agent.learner import LearnerSettings, OptimiserSettings
 from agent.losses import LossSettings
 from agent.network import NetworkSettings, NetworkSpec
+from agent.transport.listener import RemoteSettings
 from tasks.dmlab import without_dummies
 from tasks.environment import EnvironmentSettings
 from tasks.registry import load_suite
@@ -116,6 +117,7 @@ class Config:
     supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     debug: DebugSettings = field(default_factory=DebugSettings)
+    remote: RemoteSettings = field(default_factory=RemoteSettings)
 
 
 class RunFiles(NamedTuple):

@@ -30,6 +30,7 @@ from launch.checks import check_machine, shared_bytes
 from launch.config import RunFiles
 from launch.plan import describe, make_plan
 from launch.ranks import Place, find_place
+from launch.remote import check_listen
 from launch.start import claim, new_run, resumed_run, start
 from launch.training import choose_device
 from tasks.environment import check_suite
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choose_device(run.config.learner.device, 0, plan.num_ranks)
         check_suite(run.suite, run.config.environment)
         check_machine(run.config, plan, run_dir)
+        check_listen(run.config.remote)
         run_dir, lock = claim(run_dir, is_default)
     except (ValueError, OSError) as error:
         print(f"multitask: {error}", file=sys.stderr)
@@ -165,6 +167,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--single-task", action=Once, metavar="all|A,B", help="a run of its own per task, one after another, as baselines"
     )
+    parser.add_argument("--listen", action=Once, metavar="ADDRESS", help="actors on other machines join at tcp://0.0.0.0:5555")
     parser.add_argument("--seed", action=Once, metavar="N", help="0 to 2^63-1")
     parser.add_argument("--cluster", action=Once, choices=["ray"], help="place learners and actors on the nodes of a cluster")
     parser.add_argument("--dry-run", action="store_true", help="print configuration and plan as JSON, start nothing")
@@ -193,6 +196,8 @@ def settings(options: argparse.Namespace) -> list[str]:
         flags.append(f"total_frames={whole(options.total_frames)}")
     if options.seed is not None:
         flags.append(f"seed={options.seed}")
+    if options.listen is not None:
+        flags.append(f"remote.listen={json.dumps(options.listen)}")
     return [*flags, *options.settings]
 
 

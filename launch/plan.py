@@ -15,6 +15,12 @@ from tasks.environment import Spaces
 from tasks.seeds import environment_seed
 from tasks.suite import Suite
 
+# Numbers of seeds: the run's own actors count up from 0, those of other machines have a part of the numbers that neighbouring
+# runs do not share (tasks/seeds.py), and when that is used up the upper half of all.
+REMOTE_SEEDS = range(3 * 2**16, 2**18)
+MORE_REMOTE_SEEDS = 2**29
+LISTENER = "listener"
+
 
 @dataclass(frozen=True)
 class Group:
@@ -45,6 +51,8 @@ class Plan:
     """Everything that follows from a configuration before anything starts.
 
     notes: sentences that a person should read. num_ranks: learners. services: names of the other roles, such as a relay.
+    remote_slots: of each ring for actors on other machines, 0 = there are none. seed_blocks: first number and count, as the
+    run gave them to this machine; none = this is the run's own.
     """
 
     task_names: tuple[str, ...]
@@ -56,6 +64,8 @@ class Plan:
     notes: tuple[str, ...]
     num_ranks: int = 1
     services: tuple[str, ...] = ()
+    remote_slots: int = 0
+    seed_blocks: tuple[tuple[int, int], ...] = ()
 
     def ring_bytes(self) -> int:
         """Of one actor."""
@@ -74,6 +84,32 @@ def make_plan(run: RunFiles, cores: int | None = None) -> Plan:
     Raises:
         ValueError: too few actors or environments for the tasks; says how many are needed.
     """
+    config = run.config
+    actors = () if config.remote.only else _actors(run, cores)
+    largest = max((sum(group.count for group in half) for one in actors for half in one.halves), default=0)
+    if 0 < config.actor.slots < largest:
+        raise ValueError(
+            f"actor.slots={config.actor.slots} is too few: a half-group hands over its {largest} unrolls together, "
+            f"use {largest} or more"
+        )
+    if config.remote.only and not config.remote.listen:
+        raise ValueError("remote.only=true leaves nobody to play: add --listen tcp://0.0.0.0:5555")
+    return Plan(
+        run.suite.task_names,
+        actors,
+        config.actor.slots or config.actor.num_envs,
+        unroll_spec(run.network, config.actor.unroll_length),
+        run.network,
+        run.frames_per_step,
+        tuple(_notes(config, len(actors), len(run.suite.tasks))),
+        config.learner.ranks,
+        services=(LISTENER,) if config.remote.listen else (),
+        remote_slots=config.remote.slots if config.remote.listen else 0,
+    )
+
+
+def _actors(run: RunFiles, cores: int | None) -> tuple[ActorPlan, ...]:
+    """The run's own actors, not those of machines that join."""
     actor = run.config.actor
     num_tasks = len(run.suite.tasks)
     ranks = run.config.learner.ranks
@@ -90,25 +126,9 @@ def make_plan(run: RunFiles, cores: int | None = None) -> Plan:
             f"learner.ranks={ranks} needs an actor for each rank, there are {num_actors}: "
             f"use actor.num_actors={ranks} or more, or fewer ranks"
         )
-    actors = tuple(
+    return tuple(
         ActorPlan(index, tasks, split_halves(tasks, actor.num_envs), rank)
         for index, (tasks, rank) in enumerate(zip(assignment, deal_ranks(assignment, ranks), strict=True))
-    )
-    largest = max(sum(group.count for group in half) for one in actors for half in one.halves)
-    if actor.slots and actor.slots < largest:
-        raise ValueError(
-            f"actor.slots={actor.slots} is too few: a half-group hands over its {largest} unrolls together, "
-            f"use {largest} or more"
-        )
-    return Plan(
-        run.suite.task_names,
-        actors,
-        actor.slots or actor.num_envs,
-        unroll_spec(run.network, actor.unroll_length),
-        run.network,
-        run.frames_per_step,
-        tuple(_notes(run.config, num_actors, num_tasks)),
-        ranks,
     )
 
 
@@ -164,16 +184,47 @@ def split_halves(tasks: tuple[int, ...], num_envs: int) -> tuple[tuple[Group, ..
 
 def environment_seeds(config: Config, plan: Plan, actor: ActorPlan, group: Group, generation: int) -> list[int]:
     """Seeds of one vector environment. `generation` counts all starts of actors in the life of the run, so a restarted or
-    resumed actor plays new episodes. The first seed number of a generation is the probe's."""
-    stride = max(a.num_envs for a in plan.actors) + 1
-    start = (generation * len(plan.actors) + actor.index) * stride + 1 + group.first
-    return [environment_seed(config.seed, start + i) for i in range(group.count)]
+    resumed actor plays new episodes. The first seed number of a generation is the probe's.
+
+    Raises:
+        ValueError: a machine has used up what the run gave it.
+    """
+    start = _first_number(config, plan, actor, generation) + 1 + group.first
+    return [environment_seed(config.seed, _seed_index(plan, start + i)) for i in range(group.count)]
 
 
 def probe_seed(config: Config, plan: Plan, actor: ActorPlan, generation: int) -> int:
     """Seed of the check for dead observations; no environment of the run has it."""
-    stride = max(a.num_envs for a in plan.actors) + 1
-    return environment_seed(config.seed, (generation * len(plan.actors) + actor.index) * stride)
+    return environment_seed(config.seed, _seed_index(plan, _first_number(config, plan, actor, generation)))
+
+
+def seeds_per_start(config: Config) -> int:
+    """Numbers that a start of an actor on another machine uses up at most."""
+    return config.actor.num_envs + 1
+
+
+def _first_number(config: Config, plan: Plan, actor: ActorPlan, generation: int) -> int:
+    if not plan.seed_blocks:
+        stride = max(a.num_envs for a in plan.actors) + 1
+        return (generation * len(plan.actors) + actor.index) * stride
+    # Generation 1 is the start of all actors of a machine, each later one that of a single actor.
+    starts = actor.index if generation == 1 else len(plan.actors) + generation - 2
+    position = starts * seeds_per_start(config)
+    for first, count in plan.seed_blocks:
+        if position < count:
+            return first + position
+        position -= count
+    raise ValueError(f"there are no seeds left for actor {actor.index}: waiting for the run to give more")
+
+
+def _seed_index(plan: Plan, number: int) -> int:
+    """Indices of tasks/seeds.py: two disjoint sets for the run's own machine and for all others."""
+    if plan.seed_blocks:
+        return REMOTE_SEEDS.start + number if number < len(REMOTE_SEEDS) else MORE_REMOTE_SEEDS + number - len(REMOTE_SEEDS)
+    index = number if number < REMOTE_SEEDS.start else number + len(REMOTE_SEEDS)
+    if index >= MORE_REMOTE_SEEDS:
+        raise ValueError("the run has used up all seeds: start a new one")
+    return index
 
 
 def describe(config: Config, plan: Plan, shared_bytes: int) -> dict[str, Any]:
@@ -217,7 +268,7 @@ def groups(actor: ActorPlan) -> Iterator[Group]:
 
 
 def _notes(config: Config, num_actors: int, num_tasks: int) -> Iterator[str]:
-    if num_actors < num_tasks:
+    if 0 < num_actors < num_tasks:
         each = config.actor.num_envs // -(-num_tasks // num_actors)
         yield (
             f"{num_actors} actors play {num_tasks} tasks: each holds several tasks with {each} or more environments per task "

@@ -1,6 +1,7 @@
 """One process of a run: `python -m launch.roles learner|actor ...`. The wiring; the supervisor starts these."""
 
 import argparse
+import functools
 import os
 import random
 import signal
@@ -16,11 +17,14 @@ from agent.distributed import LostRankError, UnequalRanksError
 from agent.learner import NonFiniteError
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
+from agent.transport.listener import FIRST_REMOTE_ACTOR, Ledger
 from agent.transport.ring import Ring
+from launch import services
 from launch.config import read_run
-from launch.plan import environment_seeds, make_plan, probe_seed
+from launch.plan import LISTENER, environment_seeds, make_plan, probe_seed
 from launch.process import EXIT_REFUSED, EXIT_STOPPED, follow_parent, on_stop_request, remove_folders
 from launch.ranks import find_place, join, local_place
+from launch.remote import LEDGER, RELAY, plan_of, read_machine, remote_record, remote_ring_name
 from launch.status import open_status
 from launch.training import Training, choose_device
 from tasks.contract import TaskVectorEnv
@@ -43,12 +47,19 @@ def learner(run_dir: Path, memory: Path, rank: int, resume: bool) -> int:
     status.beat(status.learner_row(rank))
     mine = [actor.index for actor in plan.actors if actor.rank == rank]
     rings = [Ring(memory / f"ring-{index}", plan.unroll, plan.slots) for index in mine]
+    remote = None
+    if plan.remote_slots:
+        names = [remote_ring_name(rank, task) for task in range(len(plan.task_names))]
+        rings += [Ring(memory / name, plan.unroll, plan.remote_slots) for name in names]
+        ledger, counters = Ledger(run_dir / LEDGER), services.open_counters(memory, LISTENER)
+        remote = functools.partial(remote_record, ledger, counters)
     board = Board(memory / "board", num_parameters(Network(plan.network)))
     try:
         place = find_place(os.environ)
         device = choose_device(config.learner.device, *local_place(place, rank, plan.num_ranks))
         ranks = join(place, config, rank, memory, device)
-        training = Training(run_dir, run, plan, rings, board, status, resume, device, ranks, is_apart=place is not None)
+        is_apart = place is not None
+        training = Training(run_dir, run, plan, rings, board, status, resume, device, ranks, is_apart, remote)
         is_done = training.run(lambda: bool(stop))
     except (ValueError, OSError, TimeoutError, NonFiniteError, LostRankError, UnequalRanksError) as error:
         traceback.print_exc()
@@ -64,8 +75,10 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
     torch.set_num_threads(1)
     run = read_run(run_dir)
     config, suite = run.config, run.suite
-    plan = make_plan(run)
+    machine = read_machine(run_dir)
+    plan = plan_of(run, machine)
     me = plan.actors[index]
+    number = index if machine is None else FIRST_REMOTE_ACTOR + machine.first + index
     status = open_status(memory, plan)
     row = status.actor_row(index)
     status.beat(row)
@@ -81,7 +94,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
             return EXIT_REFUSED
     network = Network(plan.network).eval()
     board = Board(memory / "board", num_parameters(network))
-    rng = np.random.default_rng([config.seed, generation, index])
+    rng = np.random.default_rng([config.seed, generation, number, *(first for first, _ in plan.seed_blocks[:1])])
     halves = []
     counted: list[tuple[TaskVectorEnv, np.ndarray]] = []
     for groups in me.halves:
@@ -94,7 +107,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
             members.append(Member(group.task, environment))
             counted.append((environment, status.engines(index, group.task)))
             status.beat(row)
-        halves.append(HalfGroup(members, network, plan.unroll, index, groups[0].first, rng))
+        halves.append(HalfGroup(members, network, plan.unroll, number, groups[0].first, rng))
     player = Actor(
         halves,
         pull=lambda: board.read(network, config.actor.wait_seconds).version,
@@ -110,10 +123,21 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
     return 0
 
 
+def service(run_dir: Path, memory: Path) -> int:
+    """The listener, or on a machine that has joined the relay. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    run, machine = read_run(run_dir), read_machine(run_dir)
+    plan = plan_of(run, machine)
+    if machine is None:
+        return services.listener(run_dir, memory, run, plan)
+    return services.relay(run_dir, memory, run, plan, machine)
+
+
 def main() -> int:
     """Parse, follow the parent, run the role."""
     parser = argparse.ArgumentParser(prog="python -m launch.roles", description=__doc__)
-    parser.add_argument("role", choices=["learner", "actor"])
+    parser.add_argument("role", choices=["learner", "actor", LISTENER, RELAY])
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--memory", type=Path, required=True, help="folder of the run's mapped files")
     parser.add_argument("--parent", type=int, required=True, help="process id of the supervisor")
@@ -130,7 +154,9 @@ def main() -> int:
         if os.getppid() != arguments.parent:  # the supervisor was killed: nobody else is left to tidy up
             remove_folders(arguments.memory)
         return code
-    return actor(arguments.run_dir, arguments.memory, arguments.index, arguments.generation)
+    if arguments.role == "actor":
+        return actor(arguments.run_dir, arguments.memory, arguments.index, arguments.generation)
+    return service(arguments.run_dir, arguments.memory)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from launch.config import RunFiles, load_config, override_config, read_run, suit
 from launch.display import Display
 from launch.plan import Plan, network_spec
 from launch.process import hold
+from launch.remote import prepare
 from launch.supervisor import Supervisor
 from tasks.environment import suite_spaces
 
@@ -132,6 +133,7 @@ def start(
     for folder in ("logs", "checkpoints", *(["unrolls"] if run.config.debug.dump_unrolls else [])):
         (run_dir / folder).mkdir(parents=True, exist_ok=True)
     write_run(run_dir, run)
+    notes = [*plan.notes, *([prepare(run_dir, run.config.remote)] if run.config.remote.listen else [])]
     ranks = range(plan.num_ranks) if rank is None else [rank]
     supervisor = Supervisor(run_dir, run, plan, ranks, resume, overrides, interrupts, generation)
     if rank:
@@ -145,7 +147,7 @@ def start(
         f"{ranks_text}{len(plan.actors)} actors with {envs} environments, {config.total_frames:,} frames, seed {config.seed}, "
         f"{megabytes(shared_bytes(plan))} shared memory"
     )
-    for note in plan.notes:
+    for note in notes:
         print(f"note: {note}")
     sys.stdout.flush()
     display = Display(run_dir, config.total_frames)

@@ -13,9 +13,10 @@ from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
 from launch.config import RunFiles
-from launch.plan import ActorPlan, Plan
+from launch.plan import LISTENER, ActorPlan, Plan
 from launch.process import EXIT_STOPPED, make_memory_folder, remove_folders
-from launch.status import open_status
+from launch.services import make_service, open_remote_rings
+from launch.status import Status, open_status
 from launch.workers import PIDS, RestartLog, Worker, Workers, describe_exit, kill_group, silent_for, spawn, tail, write_pids
 
 POLL_SECONDS = 0.1
@@ -66,7 +67,11 @@ class Supervisor:
             self._began = time.monotonic()
             self._status = open_status(self.memory, self.plan, create=True)
             Board(self.memory / "board", num_parameters(Network(self.plan.network)), create=True)
-            workers = [self._make_actor(actor) for actor in self.plan.actors if actor.rank in self._ranks]
+            actors = [actor for actor in self.plan.actors if actor.rank in self._ranks]
+            workers = [make_actor(self.memory, self._status, self.plan, actor) for actor in actors]
+            if LISTENER in self.plan.services:
+                open_remote_rings(self.memory, self.plan, self._ranks, create=True)
+                workers.append(make_service(self.memory, self._status, LISTENER))
             self._workers = Workers(self.run_dir, self.memory, self._status, self.settings, self._log, workers)
             self._learners = [self._start_learner(rank) for rank in self._ranks]
             self._workers.start()
@@ -77,13 +82,6 @@ class Supervisor:
             remove_folders(self.memory)
             self._owner.close()
             self._log.close()
-
-    def _make_actor(self, actor: ActorPlan) -> Worker:
-        """An actor, and the ring that it will write to."""
-        ring = Ring(self.memory / f"ring-{actor.index}", self.plan.unroll, self.plan.slots, create=True)
-        title = f"actor {actor.index} ({', '.join(self.plan.task_names[t] for t in actor.tasks)})"
-        arguments, row = ("actor", "--index", str(actor.index)), self._status.actor_row(actor.index)
-        return Worker(f"actor-{actor.index}", title, arguments, row, lambda: ring.committed, {"actor": actor.index})
 
     def _start_learner(self, rank: int) -> subprocess.Popen[bytes]:
         arguments = ["learner", "--index", str(rank), *(["--resume"] if self.resume else [])]
@@ -162,3 +160,11 @@ class Supervisor:
             kill_group(learner)
         if self._workers is not None:
             self._workers.kill()
+
+
+def make_actor(memory: Path, status: Status, plan: Plan, actor: ActorPlan) -> Worker:
+    """An actor, and the ring that it will write to."""
+    ring = Ring(memory / f"ring-{actor.index}", plan.unroll, plan.slots, create=True)
+    title = f"actor {actor.index} ({', '.join(plan.task_names[t] for t in actor.tasks)})"
+    arguments, row = ("actor", "--index", str(actor.index)), status.actor_row(actor.index)
+    return Worker(f"actor-{actor.index}", title, arguments, row, lambda: ring.committed, {"actor": actor.index})

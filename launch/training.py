@@ -44,6 +44,7 @@ class Training:
         resume: continue from the newest checkpoint of the folder.
         ranks: this one and the others.
         is_apart: each rank has a status table and a board of its own, perhaps on another machine.
+        remote: what to record of actors on other machines, if there may be some: the last rings are theirs, one per task.
 
     Raises:
         ValueError: the checkpoint does not fit the configuration; says what does not.
@@ -61,10 +62,11 @@ class Training:
         device: torch.device,
         ranks: Ranks,
         is_apart: bool,
+        remote: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         config, suite = run.config, run.suite
         self.run_dir, self.config, self.plan, self.board, self.status = run_dir, config, plan, board, status
-        self.row = status.learner_row(ranks.rank)
+        self.row, self._remote = status.learner_row(ranks.rank), remote
         self.ranks, self.device, self._is_apart = ranks, device, is_apart
         network = Network(plan.network).to(self.device)
         self.learner = Learner(network, config.loss, config.optimiser, config.total_frames, ranks)
@@ -84,10 +86,11 @@ class Training:
         mine = [actor for actor in plan.actors if actor.rank == ranks.rank]
         reader = RingReader(
             rings,
-            [actor.tasks for actor in mine],
+            [*(actor.tasks for actor in mine), *((task,) for task in range(len(suite.tasks)) if remote is not None)],
             config.learner.balance,
             self.records.frames,
             SLACK_BATCHES * batch_frames,
+            len(plan.actors),
         )
         self.batcher = Batcher(
             reader,
@@ -147,7 +150,7 @@ class Training:
         wish = Wish(
             ready=self._batch is not None,
             stop=stop,
-            starved=now - self._fed > self.config.learner.wait_seconds,
+            starved=now - self._fed > self.config.learner.wait_seconds and not self.config.remote.only,  # they may come later
             log=self.reporter.seconds >= self.config.log.every_seconds,
             save=now - self._saved >= self.config.checkpoint.every_seconds,
             measure=self.conflict.due(self.learner.counters.updates),
@@ -210,6 +213,8 @@ class Training:
         if (popart := self.learner.popart) is not None:
             for task, numbers in enumerate(record["tasks"].values()):
                 numbers |= {"value_mean": popart.means[task], "value_deviation": popart.deviation(task)}
+        if self._remote is not None:
+            record["remote"] = self._remote()
         if self.files is not None:
             self.files.write(record)
 

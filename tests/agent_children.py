@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import agent_reference as reference
+import remote_children
 from agent import checkpoint
 from agent.network import NetworkSpec
 from agent.transport.board import Board, num_parameters
@@ -73,7 +74,13 @@ def save(path: Path) -> None:
         checkpoint.save(path, content(number), keep=2)
 
 
-ROLES = {"ring": write_ring, "board": publish, "checkpoint": save}
+ROLES = {
+    "ring": write_ring,
+    "board": publish,
+    "checkpoint": save,
+    "listener": remote_children.run_listener,
+    "relay": remote_children.run_relay,
+}
 
 
 class Nursery:

@@ -53,27 +53,28 @@ class Board:
             self._heads.append(buffer[start : start + 24].view(np.int64))  # version before, version after, frames
             self._numbers.append(buffer[start + _HEADER : start + _HEADER + 4 * count].view(np.float32))
         self._copy = np.empty(count, np.float32)
+        self._next = 0
 
     def publish(self, network: nn.Module, version: int, frames: int) -> None:
         """Post a network's parameters. One writer only."""
-        index = 0 if self._newest[0] == 2 else 1
-        head, numbers = self._heads[index], self._numbers[index]
-        head[0], head[1] = version, _NOTHING
-        start = 0
+        numbers, start = self._open(version), 0
         for parameter in network.parameters():
             flat = parameter.detach().reshape(-1)
             torch.from_numpy(numbers[start : start + flat.numel()]).copy_(flat)
             start += flat.numel()
-        head[2] = frames
-        head[1] = version
-        self._newest[0] = index + 1
+        self._commit(version, frames)
+
+    def post(self, numbers: np.ndarray, version: int, frames: int) -> None:
+        """As `publish`, of float32 [count]."""
+        self._open(version)[...] = numbers
+        self._commit(version, frames)
 
     def version(self) -> int:
         """Of the newest parameters, -1 while there are none."""
         return int(self._heads[int(self._newest[0]) - 1][0]) if self._newest[0] else _NOTHING
 
-    def read(self, network: nn.Module, timeout_seconds: float = 60.0) -> Posted:
-        """Copy the newest parameters into a network.
+    def copy(self, timeout_seconds: float = 60.0) -> tuple[Posted, np.ndarray]:
+        """The newest parameters, float32 [count], valid until the next call.
 
         Raises:
             TimeoutError: nothing whole was posted within the time.
@@ -86,14 +87,31 @@ class Board:
                 posted = Posted(int(head[1]), int(head[2]))
                 np.copyto(self._copy, self._numbers[index])
                 if posted.version != _NOTHING and head[0] == posted.version == head[1]:
-                    break
+                    return posted, self._copy
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {timeout_seconds:.0f} s for the learner to post parameters")
             time.sleep(0.001)
+
+    def read(self, network: nn.Module, timeout_seconds: float = 60.0) -> Posted:
+        """Copy the newest parameters into a network; errors as `copy`."""
+        posted, numbers = self.copy(timeout_seconds)
         start = 0
         with torch.no_grad():
             for parameter in network.parameters():
-                part = self._copy[start : start + parameter.numel()]
+                part = numbers[start : start + parameter.numel()]
                 parameter.copy_(torch.from_numpy(part).view(parameter.shape))
                 start += parameter.numel()
         return posted
+
+    def _open(self, version: int) -> np.ndarray:
+        """The older buffer's numbers, to be written."""
+        self._next = 0 if self._newest[0] == 2 else 1
+        head = self._heads[self._next]
+        head[0], head[1] = version, _NOTHING
+        return self._numbers[self._next]
+
+    def _commit(self, version: int, frames: int) -> None:
+        head = self._heads[self._next]
+        head[2] = frames
+        head[1] = version
+        self._newest[0] = self._next + 1

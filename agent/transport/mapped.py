@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,5 +45,29 @@ def attach(path: Path, num_bytes: int) -> np.ndarray:
         os.close(descriptor)
 
 
+def _open(path: Path, num_bytes: int, new: bool) -> np.ndarray:
+    return create(path, num_bytes) if new else attach(path, num_bytes)
+
+
 def _map(descriptor: int, num_bytes: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(descriptor, num_bytes), np.uint8)
+
+
+class Counters:
+    """Named int64 numbers in a mapped file: one process writes, others read, and they outlive both.
+
+    Args:
+        path: of the file.
+        names: of the numbers.
+        create: make the file, or open it.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str], create: bool = False) -> None:
+        self._names = {name: index for index, name in enumerate(names)}
+        self._numbers = _open(path, 8 * len(names), create).view(np.int64)
+
+    def __getitem__(self, name: str) -> int:
+        return int(self._numbers[self._names[name]])
+
+    def __setitem__(self, name: str, value: int) -> None:
+        self._numbers[self._names[name]] = value

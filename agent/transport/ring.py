@@ -5,7 +5,7 @@ released <= i < committed. A writer killed in the middle of a slot has not commi
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,8 @@ from agent.unroll import Arrays, UnrollSpec
 _PAGE = 4096
 _HEADER = 2 * _PAGE
 _SLOT_HEADER = 64
+Tag = tuple[int, int, int]
+NO_TAG: Tag = (0, 0, 0)
 
 
 class TornUnrollError(RuntimeError):
@@ -44,12 +46,16 @@ class Ring:
         self._committed = buffer[:8].view(np.int64)
         self._released = buffer[_PAGE : _PAGE + 8].view(np.int64)
         self._sequences: list[np.ndarray] = []
+        self._tags: list[np.ndarray] = []
+        self._bytes: list[np.ndarray] = []
         self._slots: list[Arrays] = []
         for slot in range(num_slots):
             start = _HEADER + slot * (_SLOT_HEADER + spec.unroll_bytes())
             self._sequences.append(buffer[start : start + 8].view(np.int64))
+            self._tags.append(buffer[start + 8 : start + 32].view(np.int64))
             start += _SLOT_HEADER
-            self._slots.append(spec.views(buffer[start : start + spec.unroll_bytes()]))
+            self._bytes.append(buffer[start : start + spec.unroll_bytes()])
+            self._slots.append(spec.views(self._bytes[slot]))
 
     @property
     def committed(self) -> int:
@@ -83,13 +89,24 @@ class Ring:
 
     def write(self, batch: Mapping[str, np.ndarray], column: int) -> None:
         """Copy one column of [T+1, B, ...] arrays into the next slot and commit it. There must be space."""
-        index = self.committed
-        assert len(self) < self.num_slots, "wait_for_space comes first"
-        slot = index % self.num_slots
-        self._sequences[slot][0] = -1
+        slot = self._open()
         self.spec.copy_out(self._slots[slot], batch, column)
-        self._sequences[slot][0] = index + 1
-        self._committed[0] = index + 1
+        self._commit(slot)
+
+    def write_bytes(self, payload: np.ndarray, tag: Tag) -> None:
+        """As `write`, of an unroll that lies in a slot's order, uint8. `tag` stays readable as long as the slot holds it."""
+        slot = self._open()
+        self._bytes[slot][...] = payload
+        self._tags[slot][...] = tag
+        self._commit(slot)
+
+    def tags(self) -> Iterator[Tag]:
+        """Of all unrolls that the slots still hold, read or not; what was written by `write` has none."""
+        for index in range(max(0, self.committed - self.num_slots), self.committed):
+            slot = index % self.num_slots
+            if self._sequences[slot][0] == index + 1:
+                first, second, third = self._tags[slot].tolist()
+                yield first, second, third
 
     def peek(self) -> Arrays:
         """The oldest unroll, in place: copy it, then `release`.
@@ -97,13 +114,31 @@ class Ring:
         Raises:
             TornUnrollError: the slot was never written, or not to its end.
         """
-        index = self.released
-        assert index < self.committed, "nothing to read"
-        slot = index % self.num_slots
-        if self._sequences[slot][0] != index + 1:
-            raise TornUnrollError(f"slot {slot} of {self.path} holds unroll {self._sequences[slot][0] - 1} instead of {index}")
-        return self._slots[slot]
+        return self._slots[self._find(self.released)]
+
+    def bytes_of(self, index: int) -> np.ndarray:
+        """Unroll `index`, released <= index < committed, as it lies in its slot, uint8; errors as `peek`."""
+        assert index >= self.released, "it was given back"
+        return self._bytes[self._find(index)]
 
     def release(self) -> None:
         """Give the oldest unroll's slot back to the writer."""
         self._released[0] = self.released + 1
+
+    def _open(self) -> int:
+        assert len(self) < self.num_slots, "wait_for_space comes first"
+        slot = self.committed % self.num_slots
+        self._sequences[slot][0] = -1
+        self._tags[slot][...] = NO_TAG
+        return slot
+
+    def _commit(self, slot: int) -> None:
+        self._sequences[slot][0] = self.committed + 1
+        self._committed[0] = self.committed + 1
+
+    def _find(self, index: int) -> int:
+        assert index < self.committed, "nothing to read"
+        slot = index % self.num_slots
+        if self._sequences[slot][0] != index + 1:
+            raise TornUnrollError(f"slot {slot} of {self.path} holds unroll {self._sequences[slot][0] - 1} instead of {index}")
+        return slot
