@@ -44,7 +44,12 @@ def train(run_dir: Path, run: RunFiles, is_default: bool) -> int:
         run_dir, lock = claim(run_dir.absolute(), is_default, LOCK)
         with lock:
             write_run(run_dir, run)
-            return Driver(ray, run_dir, run).run()
+            driver = Driver(ray, run_dir, run)
+            try:
+                return driver.run()
+            except OSError as error:  # of the run folder
+                print(f"multitask: {error}", file=sys.stderr)
+                return 1
     finally:
         ray.shutdown()
 
@@ -219,7 +224,7 @@ class Driver:
         connect_to = f"tcp://{self._ranks[feeds].site.address}:{self._port + feeds}"
         arguments = ["-m", "launch.actors", "--connect", connect_to, "--actors", str(count), "--keys", FILES, "--folder", LOGS]
         site = Site(node, address, (0, 0), False)
-        title = f"{count} actors on {_name(site)}"
+        title = f"{count} actor(s) on {_name(site)}"
         self._groups[node] = Post(self._ray, title, host, site, host.start.remote(arguments, {}, keys), feeds)
         self._say("place", f"{title} play for {self._ranks[feeds].title}")
 

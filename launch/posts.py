@@ -1,6 +1,8 @@
 """Posts on a Ray cluster: hosts that Ray has placed, and how their children fare, as the driver sees them."""
 
+import logging
 import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ from launch.workers import describe_exit
 
 POLL_SECONDS = 0.3
 KILL_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
 
 
 def connect() -> ModuleType:
@@ -24,13 +27,16 @@ def connect() -> ModuleType:
         import ray
     except ImportError as error:
         raise ValueError("--cluster ray needs Ray: pip install 'multitask-agents[cluster]', on all nodes") from error
-    address = os.environ.get("RAY_ADDRESS", "auto")
+    address = os.environ.get("RAY_ADDRESS") or "auto"
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=30)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        if address != "auto":  # Ray itself takes minutes to notice that nobody is there
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(
-            f"no Ray cluster at RAY_ADDRESS={address} ({' '.join(str(error).split())[:300]}): start one with "
-            "`ray start --head`, or run this command on one of its nodes"
+            f"no Ray cluster at RAY_ADDRESS={address} ({first_line(error)}): start one with `ray start --head --port=6379`, "
+            "and run this command on one of its nodes, where RAY_ADDRESS may be left out, or is HOST:6379 of the head"
         ) from error
     return ray
 
