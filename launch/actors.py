@@ -28,7 +28,7 @@ from launch.checks import check_descriptors, check_memory, shared_bytes
 from launch.config import RunFiles, read_run, write_run
 from launch.plan import Plan
 from launch.process import make_memory_folder, remove_folders
-from launch.remote import MAX_ACTORS, RELAY, Machine, as_joined, check_address, code_digest, greeting, plan_of
+from launch.remote import MAX_ACTORS, RELAY, Machine, as_joined, check_address, greeting, plan_of, this_code
 from launch.services import connect, make_service, open_counters
 from launch.start import claim
 from launch.status import open_status
@@ -91,14 +91,13 @@ def join(address: str, num_actors: int, keys: Path | None) -> tuple[Machine, dic
     socket = connect(address, folder, 0)
     print(f"waiting for an answer of {address}", flush=True)
     try:
-        answer = greet(socket, session, greeting(num_actors, num_actors, {}, code_digest()), ANSWER_SECONDS)
+        answer = greet(socket, session, greeting(num_actors, num_actors, {}, this_code()), ANSWER_SECONDS)
     except TimeoutError as error:
         raise ValueError(
-            f"{error} from {address}: is the run listening there, are run.key and actors.key_secret in --keys those of the run, "
-            "and has the learner made its first parameters?"
+            f"{error} from {address}: is the run listening there, and are the keys in --keys those of the run?"
         ) from error
     except zmq.ZMQError as error:
-        raise ValueError(f"--connect {address}: {error.strerror}") from error
+        raise ValueError(f"--connect {address}: {zmq.strerror(error.errno or 0)}") from error
     finally:
         socket.close()
     return Machine(address, folder, session, answer["first"], answer["agreement"], answer["seeds"]), answer["files"]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -58,7 +58,7 @@ def check_listen(settings: RemoteSettings) -> None:
     try:
         sockets.listen(context, settings.listen, 1, None, lambda: None)[0].close()
     except zmq.ZMQError as error:
-        raise ValueError(f"remote.listen {settings.listen}: {error.strerror}; choose another port or address") from error
+        raise ValueError(f"remote.listen {settings.listen}: {zmq.strerror(error.errno or 0)}; choose another port") from error
     finally:
         context.destroy(linger=0)
 
@@ -79,12 +79,19 @@ def prepare(run_dir: Path, settings: RemoteSettings) -> str:
     )
 
 
-def code_digest() -> str:
-    """Of the source files that both ends run."""
+class Code(NamedTuple):
+    """Of this program: digest of the source files that both ends run, and its version for people."""
+
+    digest: str
+    version: str
+
+
+def this_code() -> Code:
+    """Read from the files: once per process."""
     digest = hashlib.sha256()
     for path in sorted(path for package in ("agent", "tasks", "launch") for path in (ROOT / package).rglob("*.py")):
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    return Code(digest.hexdigest(), code_version())
 
 
 def agreement(run: RunFiles) -> dict[str, str]:
@@ -105,13 +112,13 @@ def agreement(run: RunFiles) -> dict[str, str]:
     return {words: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest() for words, part in parts.items()}
 
 
-def greeting(session_actors: int, starts: int, agreed: Mapping[str, str], code: str) -> dict[str, Any]:
+def greeting(num_actors: int, starts: int, agreed: Mapping[str, str], code: Code) -> dict[str, Any]:
     """The HELLO of a machine. agreed: what it began with, empty at first. starts: of actors, that it needs seeds for."""
     return {
-        "code": code,
-        "code_version": code_version(),
+        "code": code.digest,
+        "code_version": code.version,
         "host": platform.node()[:64],
-        "actors": session_actors,
+        "actors": num_actors,
         "starts": starts,
         "agreed": dict(agreed),
     }
@@ -127,7 +134,7 @@ class Members:
     """
 
     def __init__(self, run_dir: Path, run: RunFiles, part: int = 0) -> None:
-        self._run, self._code, self._version, self._agreement = run, code_digest(), code_version(), agreement(run)
+        self._run, self._code, self._agreement = run, this_code(), agreement(run)
         self._files = {name: (run_dir / name).read_text(encoding="utf-8") for name in (CONFIG_FILE, RESOLVED_FILE)}
         self._members: dict[int, dict[str, Any]] = {}
         self._blocks: dict[int, list[list[int]]] = {}
@@ -143,9 +150,9 @@ class Members:
             WireError: this is no greeting.
         """
         actors, starts, agreed = _check_greeting(hello)
-        if hello["code"] != self._code:
+        if hello["code"] != self._code.digest:
             return (
-                f"this machine runs other code ({hello['code_version']}) than the run ({self._version}): "
+                f"this machine runs other code ({hello['code_version']}) than the run ({self._code.version}): "
                 "install the same version on both"
             )
         for words, digest in agreed.items():

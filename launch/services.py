@@ -23,7 +23,7 @@ from launch.config import RunFiles
 from launch.plan import LISTENER, Plan
 from launch.process import EXIT_REFUSED
 from launch.ranks import find_place
-from launch.remote import KEYS, LEDGER, RELAY, STARTS_AHEAD, Machine, Members, code_digest, greeting, remote_ring_name
+from launch.remote import KEYS, LEDGER, RELAY, STARTS_AHEAD, Machine, Members, greeting, remote_ring_name, this_code
 from launch.status import FIELDS, Status, open_status
 from launch.workers import Worker
 from tasks.instruction import NUM_BUCKETS
@@ -85,7 +85,7 @@ def relay(folder: Path, memory: Path, run: RunFiles, plan: Plan, machine: Machin
     status, counters = open_status(memory, plan), open_counters(memory, RELAY)
     status.beat(status.service_row(0))
     count = num_parameters(Network(plan.network))
-    code = code_digest()
+    code = this_code()
 
     def hello() -> dict[str, Any]:
         generation = int(status.actors()[:, FIELDS.index("generation")].max())

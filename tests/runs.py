@@ -20,6 +20,7 @@ from launch.records import METRICS, last_line, read_lines
 
 ROOT = Path(__file__).parents[1]
 MULTITASK = str(ROOT / "launch" / "multitask.py")
+ACTORS = str(ROOT / "launch" / "actors.py")
 # Quick to start and to notice things; small enough for two busy cores.
 QUICK = [
     "actor.num_actors=2",
@@ -30,8 +31,8 @@ QUICK = [
 ]
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, MULTITASK, *arguments]
+def command(*arguments: str, script: str = MULTITASK) -> list[str]:
+    return [sys.executable, script, *arguments]
 
 
 def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -42,10 +43,10 @@ def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess
 
 
 @contextmanager
-def started(*arguments: str, output: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str, output: int = subprocess.PIPE, script: str = MULTITASK) -> Iterator[subprocess.Popen[str]]:
     """The command running; killed at the end if it still does. A pipe that nobody reads is full after some minutes, and
     then the command waits: long runs need another `output`."""
-    process = subprocess.Popen(command(*arguments), stdout=output, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command(*arguments, script=script), stdout=output, stderr=subprocess.STDOUT, text=True)
     try:
         yield process
     finally:
