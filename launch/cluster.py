@@ -224,9 +224,9 @@ class Driver:
         connect_to = f"tcp://{self._ranks[feeds].site.address}:{self._port + feeds}"
         arguments = ["-m", "launch.actors", "--connect", connect_to, "--actors", str(count), "--keys", FILES, "--folder", LOGS]
         site = Site(node, address, (0, 0), False)
-        title = f"{count} actor(s) on {_name(site)}"
+        title = f"a group of {count} actors on {_name(site)}"
         self._groups[node] = Post(self._ray, title, host, site, host.start.remote(arguments, {}, keys), feeds)
-        self._say("place", f"{title} play for {self._ranks[feeds].title}")
+        self._say("place", f"{title} plays for {self._ranks[feeds].title}")
 
     def _await_end(self, posts: Sequence[Post], seconds: float) -> None:
         """Wait for children to end by themselves. A second interrupt cuts that short."""
