@@ -1,15 +1,18 @@
 """RMSProp with epsilon inside or outside the root: IMPALA's results need it inside, PyTorch has it outside."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import torch
 
 
-class RMSProp(torch.optim.Optimizer):
+class RMSProp:
     """square <- decay * square + (1 - decay) * g^2;  p <- p - lr * g / sqrt(square + epsilon)  (inside the root).
 
-    A parameter without a gradient (the head of an absent task) is left as it is, its state included.
+    A parameter without a gradient (the head of an absent task) is left as it is, its state included. What is used of
+    torch.optim.Optimizer, `param_groups`, `state` and `zero_grad`, is as there; to inherit from it would load torch's compiler
+    into every learner, more than a second of its start.
 
     Args:
         params: the parameters.
@@ -29,13 +32,20 @@ class RMSProp(torch.optim.Optimizer):
         epsilon_inside: bool = True,
         initial_square: float = 0.0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "decay": decay, "epsilon": epsilon, "epsilon_inside": epsilon_inside})
+        group = {"params": list(params), "lr": lr, "decay": decay, "epsilon": epsilon, "epsilon_inside": epsilon_inside}
+        self.param_groups: list[dict[str, Any]] = [group]
+        self.state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
         self._initial_square = initial_square
 
+    def zero_grad(self, set_to_none: Literal[True] = True) -> None:
+        """Forget the gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:
         """One update from the gradients that are there."""
-        assert closure is None, "closures are not supported"
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:

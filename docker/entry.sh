@@ -8,6 +8,7 @@ One agent, many worlds: multi-task reinforcement learning on DMLab-30, Atari-57 
 
 docker run IMAGE COMMAND ...
   train      train on a suite:            train --suite dmlab30
+  actors     join a run elsewhere:        actors --connect tcp://HOST:5555 --keys /data/keys
   score      score a run or its returns:  score runs/dmlab30-...
   doctor     check machine and suite:     doctor --suite dmlab30
   benchmark  speed of each stage:         benchmark --suite dmlab30
@@ -22,6 +23,7 @@ TEXT
 home=$(dirname "$0")/..
 case "${1:-help}" in
     train) script=launch/multitask.py ;;
+    actors) script=launch/actors.py ;;
     score) script=eval/score.py ;;
     doctor) script=launch/doctor.py ;;
     benchmark) script=launch/benchmark.py ;;
@@ -30,7 +32,7 @@ case "${1:-help}" in
         exit 0
         ;;
     *)
-        echo "docker run: $1 is no command: use train, score, doctor or benchmark" >&2
+        echo "docker run: $1 is no command: use train, actors, score, doctor or benchmark" >&2
         exit 2
         ;;
 esac

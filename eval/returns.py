@@ -1,38 +1,10 @@
-"""Where raw returns come from without playing: a run's episodes.jsonl, or a JSON file of {level: [returns]}."""
+"""Raw returns that somebody else wrote down: a JSON file of {level: [returns]}."""
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from eval.episodes import read_columns
 from tasks.suite import Suite, Task
-
-
-@dataclass(frozen=True)
-class Returns:
-    """Raw returns per task, of whole games, and the environment frames they are known to have cost.
-
-    returns: task -> list of raw returns, newest last. total_frames: frames of the whole run so far, or None where
-    not recorded. task_frames: task -> frames of its finished episodes.
-    """
-
-    returns: dict[str, list[float]]
-    total_frames: int | None
-    task_frames: dict[str, int]
-
-
-def read_episodes(path: Path, suite: Suite, last: int) -> Returns:
-    """The last `last` finished episodes of each task in an episodes.jsonl; errors as of `episodes.read_columns`."""
-    columns = read_columns(path, suite)
-    ends = [int(column.total_frames[-1]) for column in columns.values() if len(column.total_frames)]
-    return Returns(
-        {task: column.returns[-last:].tolist() for task, column in columns.items()},
-        max(ends, default=None),
-        {task: int(column.frames.sum(dtype=np.int64)) for task, column in columns.items()},
-    )
 
 
 def read_returns_file(path: Path, suite: Suite) -> tuple[dict[str, list[float]], str | None]:

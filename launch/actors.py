@@ -60,11 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"actors: {error}", file=sys.stderr)
         return 2
     with lock:
-        print(
-            f"joined {options.connect} as machine {machine.session}: suite {run.suite.name}, {len(plan.actors)} actors; ",
-            end="",
-        )
-        print(f"logs are in {folder}", flush=True)
+        what = f"suite {run.suite.name}, {len(plan.actors)} actors"
+        print(f"joined {options.connect}: {what}; logs are in {folder}", flush=True)
         return Crew(folder, run, plan).run()
 
 

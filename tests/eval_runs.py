@@ -1,4 +1,4 @@
-"""Run folders without a training: settings, finished games and records as a run leaves them behind."""
+"""Run folders without a training: settings, finished games, records and checkpoints as a run leaves them behind."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent import checkpoint
+from agent.network import Network
 from eval import score
 from launch.config import Config, RunFiles, load_config, suite_of, write_run
 from launch.plan import network_spec
@@ -16,6 +18,7 @@ from tasks.registry import load_suite
 
 DMLAB = load_suite("dmlab30", score_table="paper_b1")
 TOY = load_suite("toy")
+TINY = ["network.hidden_size=16", "network.core_size=16"]
 
 
 def main(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
@@ -26,7 +29,13 @@ def main(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[in
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    """The report, which is JSON without NaN and infinity."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    return report
 
 
 def start_run(folder: Path, config: Config) -> RunFiles:
@@ -37,6 +46,17 @@ def start_run(folder: Path, config: Config) -> RunFiles:
     run = RunFiles(config, suite, network_spec(config, suite, spaces), spaces.frames_per_step)
     write_run(folder, run)
     return run
+
+
+def save_checkpoint(folder: Path, run: RunFiles, frames: int, keep: int = 2) -> Path:
+    """A checkpoint of a fresh network."""
+    content = {
+        "counters": {"frames": frames},
+        "task_counters": {task: {"frames": frames // 4} for task in run.suite.task_names},
+        "network": run.network.to_dict(),
+        "parameters": Network(run.network).state_dict(),
+    }
+    return checkpoint.save(folder, content, keep)
 
 
 def fake_run(

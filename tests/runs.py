@@ -1,5 +1,7 @@
 """Starting the real command, waiting for what it does, and finding what it left behind."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -15,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from launch import multitask
 from launch.process import PREFIX, SCRATCH, memory_root
 from launch.records import METRICS, last_line, read_lines
 
@@ -23,23 +26,41 @@ MULTITASK = str(ROOT / "launch" / "multitask.py")
 ACTORS = str(ROOT / "launch" / "actors.py")
 # Quick to start and to notice things; small enough for two busy cores.
 QUICK = [
-    "actor.num_actors=2",
+    "actor.num_actors=1",
     "actor.num_envs=8",
     "learner.batch_size=8",
     "log.every_seconds=0.5",
     "supervisor.backoff_seconds=0.1",
 ]
+# The same where one actor is not enough to show it: a start costs a core two seconds and more for each process.
+PAIR = ["actor.num_actors=2", *QUICK[1:]]
 
 
 def command(*arguments: str, script: str = MULTITASK) -> list[str]:
     return [sys.executable, script, *arguments]
 
 
-def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command to its end."""
+def run(*arguments: str, timeout: float = 120, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command to its end, as a process."""
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=timeout, env={**os.environ, **environment}
+        command(*arguments), capture_output=True, text=True, timeout=timeout, cwd=cwd, env={**os.environ, **environment}
     )
+
+
+def run_here(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """The command to its end within this process, which has loaded everything; the roles are processes of their own as
+    ever. After `timeout` seconds it is interrupted."""
+    out, err, before = io.StringIO(), io.StringIO(), {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    limit = threading.Timer(timeout, os.kill, (os.getpid(), signal.SIGINT))
+    limit.start()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = multitask.main(arguments)
+    finally:
+        limit.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 @contextmanager

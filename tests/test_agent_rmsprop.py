@@ -1,10 +1,16 @@
 """RMSProp: epsilon inside and outside the root by value, torch's own optimiser as the oracle, absent gradients."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from agent.rmsprop import RMSProp
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(("inside", "expected"), [(True, 0.03162), (False, 0.09901)])
@@ -75,3 +81,13 @@ def test_no_state_before_the_first_gradient() -> None:
     optimiser = RMSProp([parameter], lr=0.1, decay=0.9, epsilon=0.01)
     optimiser.step()
     assert parameter not in optimiser.state and torch.equal(parameter.detach(), torch.ones(2))
+
+
+def test_torchs_compiler_is_not_loaded() -> None:
+    """It would cost every start of a learner more than a second."""
+    code = (
+        "import sys, torch; from agent.rmsprop import RMSProp; p = torch.nn.Parameter(torch.ones(2)); p.sum().backward(); "
+        "o = RMSProp([p], lr=0.1, decay=0.9, epsilon=0.1); o.step(); o.zero_grad(); print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False\n"

@@ -23,8 +23,8 @@ from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 DOCKER = ROOT / "docker"
-COMMANDS = {"train": "launch/multitask.py", "score": "eval/score.py", "doctor": "launch/doctor.py",
-            "benchmark": "launch/benchmark.py"}  # fmt: skip
+COMMANDS = {"train": "launch/multitask.py", "actors": "launch/actors.py", "score": "eval/score.py",
+            "doctor": "launch/doctor.py", "benchmark": "launch/benchmark.py"}  # fmt: skip
 Steps = list[tuple[str, str]]
 
 
@@ -171,7 +171,7 @@ def test_without_a_command_it_says_what_it_can_do():
 def test_an_unknown_command_is_refused_with_the_known_ones():
     done = entry("trian", "--suite", "toy")
     assert done.returncode == 2
-    assert done.stderr == "docker run: trian is no command: use train, score, doctor or benchmark\n"
+    assert done.stderr == "docker run: trian is no command: use train, actors, score, doctor or benchmark\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

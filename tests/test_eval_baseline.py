@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent import checkpoint
-from agent.network import Network
 from eval import score
-from eval_runs import DMLAB, fake_run, games, main, read_report, start_run, toy_returns
+from eval_runs import DMLAB, TINY, fake_run, games, main, read_report, save_checkpoint, start_run, toy_returns
 from launch.config import load_config
 
 FALLEN = {"rooms_watermaze": -40.0, "natlab_fixed_large_map": -25.0, "psychlab_visual_search": -12.0}
@@ -133,16 +131,8 @@ def test_a_file_of_returns_is_a_baseline_and_what_is_not_known_is_said(
 
 
 def test_an_earlier_checkpoint_is_played_with_the_same_games(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = start_run(tmp_path / "run", load_config("toy", None, ["network.hidden_size=16", "network.core_size=16"]))
-    files = []
-    for frames in (1000, 2000):
-        content = {
-            "counters": {"frames": frames},
-            "task_counters": {task: {"frames": frames // 4} for task in run.suite.task_names},
-            "network": run.network.to_dict(),
-            "parameters": Network(run.network).state_dict(),
-        }
-        files.append(checkpoint.save(tmp_path / "run", content, keep=2))
+    run = start_run(tmp_path / "run", load_config("toy", None, TINY))
+    files = [save_checkpoint(tmp_path / "run", run, frames) for frames in (1000, 2000)]
     code, _, err = main(capsys, tmp_path / "run", "--episodes", "3", "--baseline", files[0], "--out", tmp_path / "out")
     assert (code, err) == (0, "")
     report = read_report(tmp_path / "out")

@@ -9,30 +9,17 @@ import pytest
 import torch
 
 from agent import checkpoint
-from agent.network import Network
 from eval import evaluations, rollouts, score
 from eval.episodes import read_columns
-from eval_runs import fake_run, start_run
+from eval_runs import TINY, fake_run, save_checkpoint, start_run
 from launch.config import RunFiles, load_config
 from tasks.registry import load_suite
-
-TINY = ["network.hidden_size=16", "network.core_size=16"]
-
-
-def save(folder: Path, run: RunFiles, frames: int, keep: int = 2) -> Path:
-    content = {
-        "counters": {"frames": frames},
-        "task_counters": {task: {"frames": frames // 4} for task in run.suite.task_names},
-        "network": run.network.to_dict(),
-        "parameters": Network(run.network).state_dict(),
-    }
-    return checkpoint.save(folder, content, keep)
 
 
 @pytest.fixture
 def trained(tmp_path: Path) -> tuple[Path, RunFiles]:
     run = start_run(tmp_path / "run", load_config("toy", None, TINY))
-    save(tmp_path / "run", run, 1000)
+    save_checkpoint(tmp_path / "run", run, 1000)
     return tmp_path / "run", run
 
 
@@ -108,7 +95,7 @@ def test_other_parameters_split_and_seed_have_files_of_their_own(trained: tuple[
     folder, run = trained
     play(folder, run, 1)
     evaluations.play(folder, run, run.suite, 1, 1, 5, "train")
-    save(folder, run, 2000)
+    save_checkpoint(folder, run, 2000)
     play(folder, run, 1)
     assert len(list((folder / "evaluations").iterdir())) == 3
 
@@ -130,7 +117,7 @@ def test_a_checkpoint_replaced_while_it_is_looked_for(trained: tuple[Path, RunFi
         found = real(path)
         if not looked and path == folder:  # between the look and the reading the run saves, and removes the old one
             looked.append(found)
-            save(folder, run, 2000, keep=1)
+            save_checkpoint(folder, run, 2000, keep=1)
         return found
 
     monkeypatch.setattr(checkpoint, "find", find)
@@ -182,5 +169,6 @@ def test_lines_are_read_alike_whatever_the_size_of_a_chunk(tmp_path: Path, monke
 
 def test_evaluation_leaves_one_thread_to_the_run(trained: tuple[Path, RunFiles]) -> None:
     folder, run = trained
+    torch.set_num_threads(2)
     play(folder, run, 1)
     assert torch.get_num_threads() == 1

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from eval import returns
+from eval.episodes import Columns, read_columns
 from tasks.registry import load_suite
 
 TOY = load_suite("toy")
@@ -18,30 +19,34 @@ def line(task: str, value: float, total_frames: int = 0) -> str:
     return json.dumps({**row, "policy_version": 1, "actor": 0}) + "\n"
 
 
-def read(path: Path, text: str, last: int = 100) -> returns.Returns:
+def read(path: Path, text: str) -> dict[str, Columns]:
     path = path / "episodes.jsonl"
     path.write_text(text, encoding="utf-8")
-    return returns.read_episodes(path, TOY, last)
+    return read_columns(path, TOY)
 
 
-def test_the_last_episodes_of_each_task_are_kept_and_all_frames_counted(tmp_path: Path) -> None:
-    found = read(tmp_path, "".join(line("catch", i, 10 * i) + line("memory", -i, 10 * i + 5) for i in range(7)), last=3)
-    assert found.returns == {"catch": [4, 5, 6], "memory": [-4, -5, -6], "instruction": [], "large_rewards": []}
-    assert found.task_frames == {"catch": 28, "memory": 28, "instruction": 0, "large_rewards": 0}
-    assert found.total_frames == 65
+def values(found: dict[str, Columns], name: str) -> dict[str, list[float]]:
+    """One column of each task that has a game."""
+    return {task: getattr(column, name).tolist() for task, column in found.items() if len(column.returns)}
+
+
+def test_the_episodes_of_each_task_are_read_in_their_order(tmp_path: Path) -> None:
+    found = read(tmp_path, "".join(line("catch", i, 10 * i) + line("memory", -i, 10 * i + 5) for i in range(3)))
+    assert tuple(found) == TOY.task_names
+    assert values(found, "returns") == {"catch": [0, 1, 2], "memory": [0, -1, -2]}
+    assert values(found, "frames") == {"catch": [4] * 3, "memory": [4] * 3}
+    assert values(found, "total_frames") == {"catch": [0, 10, 20], "memory": [5, 15, 25]}
 
 
 @pytest.mark.parametrize("cut", [1, 12, 40, 90])
 def test_a_last_line_being_written_is_ignored_wherever_it_is_cut(tmp_path: Path, cut: int) -> None:
     found = read(tmp_path, line("catch", 1.0, 4) + line("catch", 2.0, 8)[:cut])
-    assert found == returns.Returns({**{task: [] for task in TOY.task_names}, "catch": [1.0]}, 4, found.task_frames)
-    assert sum(found.task_frames.values()) == 4
+    assert values(found, "returns") == {"catch": [1.0]} and values(found, "total_frames") == {"catch": [4]}
 
 
-def test_a_run_without_an_episode_yet_has_empty_lists(tmp_path: Path) -> None:
-    nothing = returns.Returns({task: [] for task in TOY.task_names}, None, dict.fromkeys(TOY.task_names, 0))
-    assert returns.read_episodes(tmp_path / "episodes.jsonl", TOY, 100) == nothing
-    assert read(tmp_path, "") == nothing
+def test_a_run_without_an_episode_yet_has_empty_columns(tmp_path: Path) -> None:
+    for found in (read_columns(tmp_path / "episodes.jsonl", TOY), read(tmp_path, "")):
+        assert tuple(found) == TOY.task_names and values(found, "returns") == {}
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from agent import checkpoint
-from agent.network import Network
 from eval import metrics, score
-from eval_runs import start_run
+from eval_runs import TINY, main, read_report, save_checkpoint, start_run
 from launch.config import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -30,12 +28,6 @@ def command(*arguments: str | Path, locale: str = "C.UTF-8") -> subprocess.Compl
     return subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=False)
 
 
-def main(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    code = score.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
 def write_returns(folder: Path, content: dict[str, Any]) -> Path:
     path = folder / "returns.json"
     path.write_text(json.dumps(content), encoding="utf-8")
@@ -47,27 +39,13 @@ def known(score: dict[str, Any]) -> dict[str, Any]:
     return {name: score[name] for name in ("n", "raw_mean", "hns", "capped")}
 
 
-def read_report(folder: Path) -> dict[str, Any]:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"), parse_constant=refuse)
-    return report
-
-
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the toy suite as it looks while it trains: two checkpoints of fresh networks, 7 episodes a task."""
     folder = tmp_path_factory.mktemp("run")
-    run = start_run(folder, load_config("toy", None, ["network.hidden_size=16", "network.core_size=16"]))
+    run = start_run(folder, load_config("toy", None, TINY))
     for frames in (1000, 2000):
-        content = {
-            "counters": {"frames": frames},
-            "task_counters": {task: {"frames": frames // 4} for task in run.suite.task_names},
-            "network": run.network.to_dict(),
-            "parameters": Network(run.network).state_dict(),
-        }
-        checkpoint.save(folder, content, keep=2)
+        save_checkpoint(folder, run, frames)
     lines = [
         json.dumps({"task": task, "return": i - 1.0, "frames": 4, "steps": 4, "total_frames": 16 * (i + 1)})
         for i in range(7)
@@ -93,22 +71,22 @@ def test_a_file_of_returns_is_scored(tmp_path: Path) -> None:
     assert report["budget"]["frames"] is None
 
 
-def test_a_missing_task_refuses_the_aggregate(tmp_path: Path) -> None:
+def test_a_missing_task_refuses_the_aggregate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     some = {task: values for task, values in TOY_RETURNS.items() if task != "memory"}
-    done = command(write_returns(tmp_path, some), "--suite", "toy", "--out", tmp_path)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "no aggregate: 1 of 4 tasks have no episode: memory" in done.stdout
-    assert "catch" in done.stdout and "mean_capped" not in done.stdout
+    code, out, err = main(capsys, write_returns(tmp_path, some), "--suite", "toy", "--out", tmp_path)
+    assert (code, err) == (1, "")
+    assert "no aggregate: 1 of 4 tasks have no episode: memory" in out
+    assert "catch" in out and "mean_capped" not in out
     report = read_report(tmp_path)
     assert known(report["tasks"]["memory"]) == {"n": 0, "raw_mean": None, "hns": None, "capped": None}
     assert report["aggregates"]["iqm"] == {"value": None, "low": None, "high": None}
     assert report["missing"] == ["memory"]
 
 
-def test_nonsense_is_exit_code_2_and_one_line(tmp_path: Path) -> None:
-    done = command(write_returns(tmp_path, {"cach": [1.0]}), "--suite", "toy")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1 and "'cach'" in done.stderr and "catch" in done.stderr
+def test_nonsense_is_exit_code_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = main(capsys, write_returns(tmp_path, {"cach": [1.0]}), "--suite", "toy")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1 and "'cach'" in err and "catch" in err
 
 
 def test_unscored_tasks_have_no_aggregate_and_that_is_no_error(tmp_path: Path) -> None:

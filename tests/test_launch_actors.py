@@ -6,6 +6,8 @@ import re
 import signal
 import socket
 import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,13 @@ def workers(folder: Path) -> dict[str, int]:
     return json.loads((folder / "pids.json").read_text(encoding="utf-8"))["workers"]
 
 
-def trains_on(run_dir: Path, process: Any, more: int = 5) -> int:
-    """Wait for so many more updates."""
-    goal = updates(run_dir) + more
-    return wait_for(lambda: updates(run_dir) >= goal and updates(run_dir), PATIENT, process)
+def wait_while_alive(what: Callable[[], Any], *processes: subprocess.Popen[str]) -> None:
+    """Wait for something; a process that ends before fails with what it said."""
+    ended: list[subprocess.Popen[str]] = []
+    wait_for(lambda: ended.extend(p for p in processes if p.poll() is not None) or ended or what(), PATIENT)
+    for process in ended:
+        assert process.stdout is not None
+        raise AssertionError(f"{process.args} ended: {process.stdout.read()}")
 
 
 @pytest.fixture(scope="module")
@@ -39,49 +44,40 @@ def story(tmp_path_factory):
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     notes: dict[str, Any] = {"run_dir": run_dir, "base": base, "address": address}
     join = ("--connect", address, "--keys", str(keys))
-    with started("--suite", "toy", "--run-dir", str(run_dir), "--total-frames", "1e9", "--listen", address,
-                 "remote.only=true", *QUICK) as run:  # fmt: skip
-        wait_for(lambda: (run_dir / "keys" / "run.key").exists(), PATIENT, run)
+    with ExitStack() as stack:
+        run = stack.enter_context(
+            started("--suite", "toy", "--run-dir", str(run_dir), "--total-frames", "1e9", "--listen", address,
+                    "remote.only=true", *QUICK)
+        )  # fmt: skip
+        wait_while_alive((run_dir / "keys" / "run.key").exists, run)
         keys.mkdir()
         for name in ("run.key", "actors.key_secret"):  # what the command told to copy
             (keys / name).write_bytes((run_dir / "keys" / name).read_bytes())
-        first = subprocess.Popen(
-            runs.command(*join, "--actors", "2", "--folder", str(base / "first"), script=ACTORS),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        trains_on(run_dir, run)
-        actors = {name: pid for name, pid in workers(base / "first").items() if name.startswith("actor")}
-        for pid in (workers(base / "first")["relay"], pids(run_dir)["workers"]["listener"]):
-            assert send(pid, signal.SIGKILL)
-        wait_for(lambda: lines(run_dir / "metrics.jsonl")[-1]["actor_restarts"] >= 1, PATIENT, run)
-        trains_on(run_dir, run)
+        first = stack.enter_context(started(*join, "--actors", "2", "--folder", str(base / "first"), script=ACTORS))
+        wait_while_alive(lambda: updates(run_dir) >= 5, run, first)
+        notes["actors"] = {name: pid for name, pid in workers(base / "first").items() if name.startswith("actor")}
+        assert send(workers(base / "first")["relay"], signal.SIGKILL)
         run.send_signal(signal.SIGINT)
         notes["first_output"], _ = run.communicate(timeout=PATIENT)
         notes["codes"] = [run.returncode]
-    with started("--resume", str(run_dir), "learner.batch_size=4", "log.every_seconds=0.3") as run:
-        trains_on(run_dir, run)
-        still = {name: pid for name, pid in workers(base / "first").items() if name.startswith("actor")}
-        notes["same_actors"] = actors == still
+        goal = updates(run_dir) + 5
+        run = stack.enter_context(started("--resume", str(run_dir), "learner.batch_size=4", "log.every_seconds=0.3"))
+        wait_while_alive(lambda: updates(run_dir) >= goal, run, first)
+        notes["same_actors"] = {name: workers(base / "first")[name] for name in notes["actors"]}
+        notes["lost"] = lines(run_dir / "metrics.jsonl")[-1]["remote"]["unrolls_lost"]
+        assert send(pids(run_dir)["workers"]["listener"], signal.SIGKILL)
         first.kill()
         notes["said"], _ = first.communicate(timeout=PATIENT)
-        wait_for(lambda: runs.roles_of(base / "first") == [], PATIENT)
-        with started(*join, "--actors", "1", "--folder", str(base / "second"), script=ACTORS) as second:
-            number = 10_002  # the first actor of the second machine
-
-            def played() -> bool:
-                return any(game["actor"] >= number for game in lines(run_dir / "episodes.jsonl"))
-
-            wait_for(played, PATIENT, run)
-            notes["metrics"] = lines(run_dir / "metrics.jsonl")[-1]
-            notes["second_pid"] = second.pid
-            second.send_signal(signal.SIGINT)
-            second.communicate(timeout=PATIENT)
-            notes["codes"].append(second.returncode)
-        run.send_signal(signal.SIGINT)
-        run.communicate(timeout=PATIENT)
-        notes["codes"].append(run.returncode)
-        notes["run_pid"] = run.pid
+        second = stack.enter_context(started(*join, "--actors", "1", "--folder", str(base / "second"), script=ACTORS))
+        number = 10_002  # the first actor of the second machine
+        wait_while_alive(lambda: any(game["actor"] >= number for game in lines(run_dir / "episodes.jsonl")), run, second)
+        for process in (second, run):
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=PATIENT)
+            notes["codes"].append(process.returncode)
+        notes["metrics"] = lines(run_dir / "metrics.jsonl")[-1]
+        notes |= {"second_pid": second.pid, "run_pid": run.pid}
+        wait_for(lambda: runs.roles_of(base / "first") == [], PATIENT)  # its parent was killed
     return notes
 
 
@@ -90,20 +86,23 @@ def test_the_command_says_what_to_copy(story):
     assert f"python launch/actors.py --connect {story['address']} --actors 8 --keys FOLDER" in story["first_output"]
 
 
-def test_actors_outlive_relay_listener_and_a_resume(story):
-    """Killed with -9 in mid-run, and a learner that stops and goes on with other settings of its own."""
-    assert story["same_actors"]
+def test_actors_outlive_their_relay_and_a_resume(story):
+    """The relay killed with -9, and a learner that stops and goes on with other settings of its own."""
+    assert story["same_actors"] == story["actors"]
     restarts = lines(story["base"] / "first" / "restarts.jsonl")
     assert [line.get("service") for line in restarts] == [None, "relay"]
-    assert "listener" in [line.get("service") for line in lines(story["run_dir"] / "restarts.jsonl")]
+
+
+def test_a_listener_that_was_killed_is_replaced(story):
+    restarts = [line for line in lines(story["run_dir"] / "restarts.jsonl") if line["event"] == "restart"]
+    assert [(line["service"], line["reason"]) for line in restarts] == [("listener", "was killed by SIGKILL")]
 
 
 def test_the_machine_tells_what_it_does(story):
     line = r"2 actors \| [\d.,]+ unrolls/s sent, ([\d,]+) in all, ([\d,]+) dropped \| parameters [\d,]+ of"
     sent, dropped = (int(text.replace(",", "")) for text in re.findall(line, story["said"])[-1])
     assert sent > 0
-    # Both ends count the same: what was dropped while the run was away never came, and nothing else.
-    assert dropped == story["metrics"]["remote"]["unrolls_lost"]
+    assert dropped >= story["lost"], "what was dropped while the run was away never came, and nothing else was lost"
 
 
 def test_machines_leave_and_join_and_are_counted(story):
@@ -115,7 +114,7 @@ def test_machines_leave_and_join_and_are_counted(story):
     actors = {game["actor"] for game in lines(story["run_dir"] / "episodes.jsonl")}
     assert actors == {10_000, 10_001, 10_002}
     remote = story["metrics"]["remote"]
-    assert remote["machines"] >= 1 and remote["unrolls_received"] > 0 and remote["saved_bytes"] > 0
+    assert remote["unrolls_received"] > 0 and remote["saved_bytes"] > 0
     assert set(remote["refused"]) <= {"stranger", "repeated", "version"}
 
 

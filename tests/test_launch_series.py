@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 
-import runs
 from agent import checkpoint
 from agent.network import Network
 from eval import score
@@ -19,7 +18,7 @@ from launch.config import read_run
 from launch.plan import make_plan
 from launch.records import METRICS
 from launch.start import new_run, resumed_run
-from runs import QUICK, assert_nothing_left, lines, pids, roles_of, started, updates, wait_for
+from runs import QUICK, assert_nothing_left, lines, pids, roles_of, run_here, started, updates, wait_for
 
 HERE = Path(__file__).parent
 
@@ -181,7 +180,7 @@ def test_an_interrupt_ends_the_series_and_a_resume_does_the_rest(tmp_path, capsy
     assert "no such task" in capsys.readouterr().err
 
     frames = saved["frames"] + 400
-    done = runs.run("--resume", str(parent), "--suite", "toy", "--single-task", "all", "--frames-per-task", str(frames))
+    done = run_here("--resume", str(parent), "--suite", "toy", "--single-task", "all", "--frames-per-task", str(frames))
     assert done.returncode == 0, done.stdout + done.stderr
     for task, starts in (("catch", [False, True]), ("memory", [False])):
         folder = parent / task
@@ -208,7 +207,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     broken = {"name": "broken", "env": "my_suites:make_moving", "env_kwargs": {"fault": "raise", "at": 2}}
     suite = own_suite(tmp_path, broken, {"name": "good", "env": "my_suites:make_moving"})
     parent = tmp_path / "series"
-    done = runs.run(
+    done = run_here(
         "--suite", suite, "--run-dir", str(parent), "--single-task", "all", "--frames-per-task", "300",
         "environment.probe=false", "supervisor.max_start_failures=1", *QUICK,
     )  # fmt: skip
@@ -222,7 +221,7 @@ def test_a_task_without_instructions_learns_beside_those_of_its_suite(tmp_path):
     """The network reads words that this task does not have: it runs, and it resumes, alone as well."""
     parent = tmp_path / "series"
     suite = spoken_suite(tmp_path)
-    done = runs.run(
+    done = run_here(
         "--suite", suite, "--run-dir", str(parent), "--single-task", "plain", "--frames-per-task", "300", *QUICK,
         "debug.dump_unrolls=1",
     )  # fmt: skip

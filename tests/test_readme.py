@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import runs
-from launch import multitask
+from launch import actors, multitask
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,6 +40,8 @@ def test_every_command_line_is_understood(capsys):
     parts = [part.strip() for line in lines for part in line.split("&&")]
     commands = [part for part in parts if part.startswith("python launch/multitask.py")]
     assert len(commands) >= 7
+    for command in [part for part in parts if part.startswith("python launch/actors.py")]:
+        actors.parse(shlex.split(command)[2:])
     for command in commands:
         arguments = shlex.split(command)[2:]
         if "--resume" in arguments or "mine.yaml" in arguments:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import runs
-from runs import QUICK, assert_nothing_left, lines, pids, send, started, updates, wait_for
+from runs import PAIR, assert_nothing_left, lines, pids, send, started, updates, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def test_actors_killed_and_stopped_a_hundred_times(tmp_path):
     rng = random.Random(1)
     settings = ["supervisor.silent_seconds=6", "supervisor.start_seconds=20", "supervisor.max_start_failures=1000"]
     with started(
-        "--suite", "toy", "--run-dir", str(run_dir), "total_frames=1000000000", *settings, *QUICK, output=DEVNULL
+        "--suite", "toy", "--run-dir", str(run_dir), "total_frames=1000000000", *settings, *PAIR, output=DEVNULL
     ) as process:
         wait_for(lambda: updates(run_dir) >= 1, process=process)
         supervisor = pids(run_dir)["supervisor"]
