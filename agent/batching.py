@@ -29,8 +29,8 @@ class RingReader:
         tasks_of: tasks that each ring may bring, for the message of a time-out.
         balance: `actors` = whatever comes, in turn (fast tasks feed more); `frames` = the task with the fewest frames first,
             and none may lead the last by more than `slack_frames`.
-        num_actors: the first so many rings are those of this machine's actors; None = all.
         frames: task -> frames trained on so far, [N].
+        actors: numbers of this machine's actors, whose rings come first; None = all rings, from 0 on.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class RingReader:
         balance: str,
         frames: np.ndarray,
         slack_frames: int,
-        num_actors: int | None = None,
+        actors: Sequence[int] | None = None,
     ) -> None:
         self.rings = list(rings)
+        self._actors = list(range(len(self.rings)) if actors is None else actors)
         self._tasks_of = tasks_of
         self._balance = balance
         self._frames = frames.astype(np.int64).copy()
         self._served = sorted({task for tasks in tasks_of for task in tasks})  # those of other ranks never come here
         self._slack = slack_frames
-        self._num_actors = len(self.rings) if num_actors is None else num_actors
         self._next = 0
 
     def ready(self) -> Ring | None:
@@ -83,7 +83,8 @@ class RingReader:
     def missing(self, names: Sequence[str]) -> str:
         """Which actors have nothing to read, with their tasks: for a message."""
         idle = [i for i, ring in enumerate(self.rings) if not len(ring)]
-        who = {i: f"actor {i}" if i < self._num_actors else "actors on other machines" for i in idle}
+        num_local = len(self._actors)
+        who = {i: f"actor {self._actors[i]}" if i < num_local else "actors on other machines" for i in idle}
         return ", ".join(f"{who[i]} ({', '.join(names[t] for t in self._tasks_of[i])})" for i in idle) or "nobody"
 
 

@@ -48,6 +48,7 @@ class Ranks:
         rank, size: 0 <= rank < size.
         store: where ranks find each other: a FileStore on one machine, a TCPStore on several.
         timeout_seconds: of each collective.
+        start_seconds: until all have come, at most.
         device: of the gradients; on CUDA they are summed by NCCL, everything else by gloo.
 
     Raises:
@@ -61,6 +62,7 @@ class Ranks:
         store: dist.Store | None = None,
         timeout_seconds: float = 60.0,
         device: torch.device | None = None,
+        start_seconds: float = 300.0,
     ) -> None:
         self.rank, self.size = rank, size
         self.seconds = 0.0  # spent in collectives: own transfers, and waiting for the others
@@ -70,7 +72,7 @@ class Ranks:
         assert store is not None
         is_cuda = device is not None and device.type == "cuda"
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # a time-out is an error to catch, not the end of the process
-        store.set_timeout(timedelta(seconds=timeout_seconds))
+        self._wait_for_all(store, start_seconds)
         self._bounded(
             lambda: dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
@@ -143,6 +145,16 @@ class Ranks:
         """Leave the group: whoever waits for this rank learns it at once."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+    def _wait_for_all(self, store: dist.Store, seconds: float) -> None:
+        """gloo itself gives up on whoever comes later than one collective may take."""
+        keys = [f"here/{rank}" for rank in range(self.size)]
+        store.set(keys[self.rank], "1")
+        try:
+            store.wait(keys, timedelta(seconds=seconds))
+        except RuntimeError as error:
+            late = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+            raise LostRankError(f"learner rank {late} did not come within {seconds:.0f} s") from error
 
     def _bounded(self, call: Callable[[], Any]) -> None:
         began = time.monotonic()

@@ -30,11 +30,13 @@ from agent.learner import Learner
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
-from agent.unroll import Arrays, UnrollSpec
+from launch import scaling
 from launch.config import RunFiles, load_config, suite_of
 from launch.plan import Plan, groups, make_plan, network_spec
 from launch.process import memory_root
 from launch.records import METRICS, last_line, read_lines
+from launch.scaling import random_batch
+from launch.training import choose_device
 from launch.workers import PIDS
 from tasks.environment import check_suite, make_vector_env, suite_spaces
 
@@ -118,17 +120,6 @@ def time_of(call: Callable[[], None], seconds: float) -> float:
         call()
         count += 1
     return spent / count
-
-
-def random_batch(spec: UnrollSpec, batch_size: int, num_tasks: int, rng: np.random.Generator) -> Arrays:
-    """A batch like those of a run: random frames, uniform behaviour, no ends of episodes."""
-    arrays = spec.empty(batch_size)
-    if spec.frame_dtype == "uint8":
-        arrays["frame"][...] = rng.integers(0, 256, arrays["frame"].shape, np.uint8)
-    arrays["log_probs"][...] = -np.log(spec.num_actions)
-    arrays["frames"][...] = 1
-    arrays["task"][...] = np.arange(batch_size) % num_tasks
-    return arrays
 
 
 def run_and_measure(
@@ -240,6 +231,14 @@ def _run_speed(run_dir: Path, seconds: float) -> float:
         time.sleep(0.2)
 
 
+def _sizes(text: str | None) -> list[int]:
+    """Numbers of ranks, smallest first; ValueError if they are none."""
+    parts = text.split(",") if text is not None else []
+    if any(not part.isdecimal() or int(part) < 1 for part in parts):
+        raise ValueError(f"--ranks {text} is no list of numbers of at least 1: write --ranks 1,2")
+    return sorted({int(part) for part in parts})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Exit code 2 if the configuration is refused."""
     parser = argparse.ArgumentParser(prog="benchmark.py", description=__doc__, allow_abbrev=False)
@@ -248,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of stages and run in turn (default 5)")
     parser.add_argument("--stage-seconds", type=float, default=2.0, metavar="S", help="per stage and round (default 2)")
     parser.add_argument("--run-seconds", type=float, default=15.0, metavar="S", help="of the run per round (default 15)")
+    parser.add_argument("--ranks", metavar="1,2", help="measure so many learner ranks on random batches, and nothing else")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="any setting of multitask.py")
     options = parser.parse_intermixed_args(arguments)
@@ -257,10 +257,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suite = suite_of(config)
         check_suite(suite, config.environment)
         spaces = suite_spaces(suite, config.environment)
+        sizes = _sizes(options.ranks)
+        for size in sizes:
+            choose_device(config.learner.device, 0, size)
     except ValueError as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return 2
     run = RunFiles(config, suite, network_spec(config, suite, spaces), spaces.frames_per_step)
+    if sizes:
+        scaled = scaling.measure(run, sizes, options.rounds, options.stage_seconds)
+        console = Console(width=None if sys.stdout.isatty() else 100)
+        console.print_json(data=scaled) if options.json else console.print(scaling.table(scaled))
+        return 0
     flags = ["--suite", options.suite, *settings]
     result = run_and_measure(run, flags, options.rounds, options.stage_seconds, options.run_seconds)
     if options.json:

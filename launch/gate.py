@@ -98,4 +98,5 @@ def gather_status(ranks: Ranks, status: Status, depth: int, is_apart: bool) -> i
 def _agreed(wishes: list[Wish], arrays: Arrays | None) -> Agreed:
     starved = [rank for rank, wish in enumerate(wishes) if wish.starved]
     first = wishes[0]
-    return Agreed(any(wish.stop for wish in wishes), starved, first.log, first.save, first.measure, arrays)
+    stop = bool(starved) or any(wish.stop for wish in wishes)
+    return Agreed(stop, starved, first.log, first.save, first.measure, arrays)

@@ -22,7 +22,7 @@ OWNER = "owner"
 START_SECONDS = 60.0
 # An actor that must not be restarted: its message tells what a person has to change.
 EXIT_REFUSED = 3
-# A learner that wrote its checkpoint and ended because another rank had to stop.
+# A learner that ended because another rank had to stop or is gone; rank 0 wrote a checkpoint.
 EXIT_STOPPED = 4
 PR_SET_PDEATHSIG = 1
 

@@ -5,6 +5,8 @@ and tells the others through torchrun's store; nobody starts before all have agr
 """
 
 import json
+import os
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -80,8 +82,11 @@ def join(place: Place | None, config: Config, rank: int, memory: Path, device: t
     size = config.learner.ranks
     if size == 1:
         return Ranks()
+    if place is None and "lo" in (name for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody outside has to reach them
     store = place.store(is_supervisor=False) if place else dist.FileStore(str(memory / "ranks"), size)
-    return Ranks(rank, size, dist.PrefixStore("learners", store), config.distributed.timeout_seconds, device)
+    timeout, start = config.distributed.timeout_seconds, config.supervisor.start_seconds
+    return Ranks(rank, size, dist.PrefixStore("learners", store), timeout, device, start)
 
 
 class Talk:

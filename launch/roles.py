@@ -64,7 +64,7 @@ def learner(run_dir: Path, memory: Path, rank: int, resume: bool) -> int:
     except (ValueError, OSError, TimeoutError, NonFiniteError, LostRankError, UnequalRanksError) as error:
         traceback.print_exc()
         print(error, file=sys.stderr)
-        return 1
+        return EXIT_STOPPED if isinstance(error, LostRankError) else 1
     ranks.close()
     return 0 if is_done or stop else EXIT_STOPPED
 

@@ -130,7 +130,8 @@ def start(
         generation: of this start at least (see RestartLog).
         rank: the only one to be started here, under torchrun; a rank other than 0 has its own part of the run's folder.
     """
-    for folder in ("logs", "checkpoints", *(["unrolls"] if run.config.debug.dump_unrolls else [])):
+    written = [] if rank else ["checkpoints", *(["unrolls"] if run.config.debug.dump_unrolls else [])]
+    for folder in ("logs", *written):
         (run_dir / folder).mkdir(parents=True, exist_ok=True)
     write_run(run_dir, run)
     notes = [*plan.notes, *([prepare(run_dir, run.config.remote)] if run.config.remote.listen else [])]

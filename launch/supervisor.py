@@ -23,6 +23,8 @@ POLL_SECONDS = 0.1
 # A learner that was told to stop writes its checkpoint in this time, or is killed.
 STOP_SECONDS = 13.0
 FULL_DISK_BYTES = 2**20
+# After one rank ended because of another, that one has so long to end, too, and be named.
+CULPRIT_SECONDS = 5.0
 
 
 class Supervisor:
@@ -89,6 +91,7 @@ class Supervisor:
 
     def _watch(self, show: Callable[[], None], workers: Workers) -> int:
         pids: dict[str, int | None] = {}
+        patient_until = 0.0
         while True:
             if workers.pids() != pids:
                 pids = workers.pids()
@@ -99,6 +102,12 @@ class Supervisor:
             codes = [learner.poll() for learner in self._learners]
             if all(code == 0 for code in codes):
                 return 0
+            if EXIT_STOPPED in codes and set(codes) <= {0, None, EXIT_STOPPED}:
+                # The one that made the others end is still ending.
+                patient_until = patient_until or time.monotonic() + CULPRIT_SECONDS
+                if None in codes and time.monotonic() < patient_until:
+                    time.sleep(POLL_SECONDS)
+                    continue
             # One that was killed comes first: the others end because of it.
             for code, rank in sorted(zip(codes, self._ranks, strict=True), key=lambda one: one[0] or 0):
                 why = describe_exit(code) if code else self._silence(rank) if code is None else None

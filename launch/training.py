@@ -90,7 +90,7 @@ class Training:
             config.learner.balance,
             self.records.frames,
             SLACK_BATCHES * batch_frames,
-            len(plan.actors),
+            [actor.index for actor in mine],
         )
         self.batcher = Batcher(
             reader,
@@ -159,8 +159,9 @@ class Training:
         ready = time.monotonic()
         self.status.beat(self.row)
         self.reporter.waited(ready - began)
-        if agreed.starved:
-            self._starve(agreed.starved)
+        if self.ranks.rank in agreed.starved:
+            missing = self.batcher.reader.missing(self.plan.task_names)
+            raise TimeoutError(f"no batch for {self.config.learner.wait_seconds:.0f} s: waiting for {missing}")
         if agreed.arrays is not None and not agreed.stop:
             self._step(agreed.arrays, agreed.measure, ready)
         if agreed.log:
@@ -168,14 +169,6 @@ class Training:
         if agreed.save:
             self.save()
         return agreed.stop
-
-    def _starve(self, starved: list[int]) -> None:
-        limit = f"{self.config.learner.wait_seconds:.0f} s"
-        if self.ranks.rank not in starved:
-            who = ", ".join(map(str, starved))
-            raise TimeoutError(f"learner rank {who} had no batch for {limit}: its log names the actors that it waits for")
-        missing = self.batcher.reader.missing(self.plan.task_names)
-        raise TimeoutError(f"no batch for {limit}: waiting for {missing}")
 
     def _step(self, arrays: Arrays, measure: bool, began: float) -> None:
         """One update on this rank's batch; `arrays` are the recorded fields of all ranks' batches."""
@@ -187,8 +180,6 @@ class Training:
             present = arrays["task"].tolist()
             self.conflict.measure(learner.network, data, tasks, self.config.loss, version, learner.popart, self.ranks, present)
         result = learner.update(data, tasks)
-        if counters.updates % CHECK_UPDATES == 0:
-            self.ranks.check_equal(self._digest(), "state")
         self._publish()
         self._clock()
         games = self.records.add(arrays, counters.frames, counters.seconds)
@@ -200,6 +191,8 @@ class Training:
         self.reporter.add(arrays, result, version, seconds)
         self.batcher.release(batch)
         self._batch, self._fed = None, time.monotonic()
+        if self.ranks.size > 1 and counters.updates % CHECK_UPDATES == 0:
+            self.ranks.check_equal(self._digest(), "state")
 
     def _publish(self) -> None:
         """Post the parameters; of ranks that share a board, rank 0 does it for all."""

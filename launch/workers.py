@@ -206,7 +206,7 @@ def write_pids(folder: Path, memory: Path, learners: Sequence[int], workers: dic
 def describe_exit(code: int) -> str:
     """In words."""
     if code == EXIT_STOPPED:
-        return "wrote a checkpoint and ended, as another rank had to stop"
+        return "ended because another rank had to stop or is gone"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 

@@ -84,6 +84,10 @@ def test_depth_and_whom_a_batch_waits_for(tmp_path: Path) -> None:
     assert source.depth() == 4 and source.missing(["catch", "café"]) == "actor 1 (café)"
     rings[1].write(unroll(1, 0), 0)
     assert source.missing(["catch", "café"]) == "nobody"
+    of_a_rank = RingReader(source.rings[:1], [[0]], "actors", np.zeros(2), 0, [7])
+    while len(of_a_rank.rings[0]):
+        of_a_rank.rings[0].release()
+    assert of_a_rank.missing(["catch", "café"]) == "actor 7 (catch)"
 
 
 def test_balance_by_frames_bounds_the_lead(tmp_path: Path) -> None:
@@ -246,3 +250,12 @@ def test_writers_and_batcher_at_the_same_time(tmp_path: Path) -> None:
             thread.join(10)
     for index in range(3):
         assert [number % 1000 for number in found if number // 1000 == index] == list(range(each))
+
+
+def test_tasks_of_other_ranks_do_not_hold_back_those_that_come_here(tmp_path: Path) -> None:
+    """Task 2 has no ring here, so nobody has to wait until it has caught up."""
+    rings = make_rings(tmp_path, 2)
+    source = reader(rings, "frames", 2, np.array([500, 500, 0]), slack=10)
+    for index in range(2):
+        rings[index].write(unroll(index, 0), 0)
+    assert len(drain(source, 2)) == 2
