@@ -1,0 +1,276 @@
+"""Faults on one machine: rows of the table of tests/faults.py."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+import runs
+import standin
+from agent import checkpoint
+from fault_ledger import Books, engine_check
+from fault_runs import ENDLESS, QUIET, Broken, NotRun, Result, Row, Run, Shop, enter, nothing_left
+from tasks.contract import ENGINE_COUNTS
+
+GAME_SECONDS = 2
+DISK_BYTES = 200 * 2**20
+LEFT_BYTES = 300_000
+
+
+def actors_killed(shop: Shop, result: Result) -> None:
+    """Half of them at any moment, half as they hand over unrolls."""
+    run = shop.shared()
+    known, waiting = len(run.restarts()), {}
+    for number in range(result.times):
+        target = sum(ring.committed for ring in run.rings) + shop.random.randrange(1, 60)
+        while sum(ring.committed for ring in run.rings) < target or len(waiting) == len(run.rings):
+            look(run, waiting, result)
+        if number % 2:
+            time.sleep(shop.random.uniform(0, 0.1))
+        actor = shop.random.choice([i for i in range(len(run.rings)) if i not in waiting])
+        pid = run.wait(lambda actor=actor: run.pids()["actors"][actor], pause=0.001)
+        os.kill(pid, signal.SIGKILL)
+        waiting[actor] = time.monotonic(), pid, -1
+    while waiting:
+        look(run, waiting, result)
+    reasons = run.restarts()[known:]
+    result.found["restarts"] = len(reasons)
+    result.expect(reasons == ["was killed by SIGKILL"] * result.times, f"restarts: {reasons}")
+
+
+def look(run: Run, waiting: dict[int, tuple[float, int, int]], result: Result) -> None:
+    """Note which replaced actors send unrolls again. waiting: actor -> moment, process id, unrolls committed by the dead."""
+    for actor, (moment, pid, committed) in list(waiting.items()):
+        if committed < 0:
+            if not psutil.pid_exists(pid):
+                waiting[actor] = moment, pid, run.rings[actor].committed
+        elif run.rings[actor].committed > committed:
+            result.seconds.append(time.monotonic() - moment)
+            del waiting[actor]
+    run.wait(lambda: True)  # it lives
+    time.sleep(0.0005)
+
+
+def actors_stopped(shop: Shop, result: Result) -> None:
+    """Each hangs while the others work."""
+    run = shop.shared()
+    known = len(run.restarts())
+    for _ in range(result.times):
+        actor = shop.random.randrange(len(run.rings))
+        pid, moment, updates = run.pids()["actors"][actor], time.monotonic(), run.board.version()
+        os.kill(pid, signal.SIGSTOP)
+        waiting = {actor: (moment, pid, -1)}
+        while waiting:
+            look(run, waiting, result)
+        result.expect(run.board.version() > updates, "training stood still")
+    reasons = run.restarts()[known:]
+    result.found["restarts"] = len(reasons)
+    silent = [reason for reason in reasons if reason.startswith("gave no sign of life")]
+    result.expect(len(silent) == len(reasons) == result.times, f"restarts: {reasons}")
+
+
+def learners_killed(shop: Shop, result: Result) -> None:
+    """At any moment; then the run is resumed."""
+    for _ in range(result.times):
+        run = shop.shared()
+        time.sleep(shop.random.uniform(1.0, 2.5))
+        end_learner(run, result)
+        moment = time.monotonic()
+        shop.shared()
+        result.seconds.append(time.monotonic() - moment)
+
+
+def end_learner(run: Run, result: Result) -> None:
+    """kill -9: the run ends with the reason, leaves nothing, and its checkpoint is whole."""
+    assert run.process is not None
+    supervisor = run.process.pid
+    os.kill(run.pids()["learner"], signal.SIGKILL)
+    code = run.process.wait(60)
+    result.expect((code, "the learner was killed by SIGKILL" in run.output()) == (1, True), f"it ended with {code}")
+    run.end()
+    runs.assert_nothing_left(run.run_dir, supervisor)
+
+
+def supervisors_killed(shop: Shop, result: Result) -> None:
+    """Children and mapped files have to go by themselves; then the run is resumed."""
+    gone = []
+    for _ in range(result.times):
+        run = shop.shared()
+        time.sleep(shop.random.uniform(0.0, 1.0))
+        run.wait(lambda: True)  # it lives
+        assert run.process is not None
+        moment = time.monotonic()
+        run.process.kill()
+        result.expect(run.process.wait(60) == -signal.SIGKILL, "the supervisor had ended before")
+        gone.append(nothing_left(run, 10))
+        run.end()
+        shop.shared()
+        result.seconds.append(time.monotonic() - moment)
+    result.found["slowest_end_seconds"] = round(max(gone), 1)
+
+
+def saves_killed(shop: Shop, result: Result) -> None:
+    """At random points from the first byte of a checkpoint to the removal of the oldest."""
+    points: dict[str, int] = {}
+    for _ in range(result.times):
+        run = shop.shared()
+        folder = run.run_dir / checkpoint.FOLDER
+        length = save_seconds(run, folder)
+        before = checkpoint.load(run.run_dir)["counters"]["frames"]
+        run.wait(lambda folder=folder: temporary(folder), pause=0.0)
+        time.sleep(shop.random.uniform(0, 1.1 * length))
+        end_learner(run, result)
+        point = where(folder)
+        points[point] = points.get(point, 0) + 1
+        after = checkpoint.load(run.run_dir)["counters"]["frames"]  # ValueError if it is damaged or has another hash
+        result.expect(after >= before, f"the newest checkpoint went back from {before} to {after} frames")
+        moment = time.monotonic()
+        shop.shared()
+        result.seconds.append(time.monotonic() - moment)
+    result.found["killed"] = points
+
+
+def temporary(folder: Path) -> list[str]:
+    """Names of files being written."""
+    return [name for name in os.listdir(folder) if name.endswith(".tmp")]  # noqa: PTH208 (the quickest)
+
+
+def save_seconds(run: Run, folder: Path) -> float:
+    """How long a save takes, from its first file to the new pointer."""
+    run.wait(lambda: checkpoint.exists(run.run_dir))
+    pointer = (folder / checkpoint.LATEST).read_bytes()
+    run.wait(lambda: temporary(folder), pause=0.0)
+    began = time.monotonic()
+    run.wait(lambda: (folder / checkpoint.LATEST).read_bytes() != pointer, pause=0.0)
+    return time.monotonic() - began
+
+
+def where(folder: Path) -> str:
+    """At which point of a save its process died."""
+    for name in temporary(folder):
+        return "in the pointer" if checkpoint.LATEST in name else "in the file"
+    newest = max(folder.glob("checkpoint-*.pt"))
+    return "after the pointer" if checkpoint.find(folder) == newest else "before the pointer"
+
+
+def engines_killed(shop: Shop, result: Result) -> None:
+    """Environments that are processes: DeepMind Lab's stand-in."""
+    if standin.IS_REAL:
+        raise NotRun("needs the engine's stand-in, the real engine is installed")
+    arguments = [
+        "--suite", "dmlab30", "--tasks", "lasertag_one_opponent_small", ENDLESS, "environment.probe=false", *QUIET,
+        "environment.dmlab.level_cache=none", f"environment.dmlab.engine.episodeLengthSeconds={GAME_SECONDS}",
+        "environment.dmlab.width=32", "environment.dmlab.height=24", "actor.num_actors=1", "actor.num_envs=2",
+        "actor.unroll_length=10", "learner.batch_size=2", "network.torso=small", "debug.dump_unrolls=1000000",
+    ]  # fmt: skip
+    run = Run(shop.folder / "engines", arguments, engine_check(GAME_SECONDS), standin.environment())
+    try:
+        run.start()
+        actor = psutil.Process(run.pids()["actors"][0])
+        for number in range(1, result.times + 1):
+            time.sleep(shop.random.uniform(0, 0.5))
+            engines = [child for child in actor.children() if "tasks.engine_worker" in child.cmdline()]
+            moment = time.monotonic()
+            shop.random.choice(engines).kill()
+            run.wait(lambda number=number: restarted(run) >= number)
+            committed = run.rings[0].committed
+            run.wait(lambda committed=committed: run.rings[0].committed > committed)
+            result.seconds.append(time.monotonic() - moment)
+        result.found["restarts"] = restarted(run)
+        result.expect(restarted(run) == result.times, f"{restarted(run)} engines were replaced")
+        result.expect(actor.is_running() and not run.restarts(), "the actor did not live on")
+        run.interrupt()
+    finally:
+        run.kill()
+    enter(result, run.books()[0])
+
+
+def restarted(run: Run) -> int:
+    """Engines replaced so far."""
+    return int(run.status.engine_totals()[:, ENGINE_COUNTS.index("engine_restarts")].sum())
+
+
+def disk_full(shop: Shop, result: Result) -> None:
+    """A file system of its own, filled until a checkpoint does not fit."""
+    disk = shop.folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        raise NotRun("needs root, and the right to mount a file system")
+    arguments = ["--suite", "toy", "--tasks", "catch", ENDLESS, *QUIET, "checkpoint.every_seconds=1"]
+    run = Run(disk, [*arguments, "actor.num_actors=1", "actor.num_envs=8", "network.core_size=256"], None)
+    try:
+        for _ in range(result.times):
+            run.start()
+            run.wait(lambda: checkpoint.exists(run.run_dir))
+            fill(disk, run, result)
+            moment = time.monotonic()
+            run.start()
+            result.seconds.append(time.monotonic() - moment)
+        run.interrupt()
+        counters = checkpoint.load(run.run_dir)["counters"]
+        games = runs.lines(run.run_dir / "episodes.jsonl")
+        beyond = len(games) - counters["episodes"]
+        enter(result, Books(lines_twice=max(0, beyond), lines_missing=max(0, -beyond)))
+    finally:
+        run.kill()
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def fill(disk: Path, run: Run, result: Result) -> None:
+    """Keep the disk full until the run ends with the reason and the checkpoint before whole; then free the space again."""
+    assert run.process is not None
+    frames = checkpoint.load(run.run_dir)["counters"]["frames"]
+    size, deadline = 0, time.monotonic() + 120
+    with (disk / "filler").open("wb") as filler:
+        while run.process.poll() is None:
+            free = os.statvfs(disk)
+            more = free.f_bavail * free.f_frsize - LEFT_BYTES
+            try:
+                if more > 0:
+                    os.posix_fallocate(filler.fileno(), size, more)
+                    size += more
+            except OSError:  # the learner was quicker
+                pass
+            if time.monotonic() > deadline:
+                raise Broken("the run went on for 120 s with a full disk")
+            time.sleep(0.02)
+    text = run.output()
+    for words in ("cannot write", "the checkpoint before it is whole", "the disk of"):
+        result.expect(words in text, f"the message lacks {words!r}: {run.last_words()}")
+    result.expect(run.process.returncode == 1, f"it ended with exit code {run.process.returncode}")
+    result.expect(checkpoint.load(run.run_dir)["counters"]["frames"] >= frames, "the checkpoint went back")
+    (disk / "filler").unlink()
+    run.end()
+
+
+ROWS = (
+    Row(
+        "actors killed", actors_killed, "kill -9 of an actor, half of them as it hands over unrolls",
+        "replaced; what it committed reaches the learner", 3, 100,
+    ),
+    Row("actors stopped", actors_stopped, "SIGSTOP of an actor", "replaced after silent_seconds; the others train on", 1, 10),
+    Row(
+        "learner killed", learners_killed, "kill -9 of the learner, then --resume",
+        "counters, games and parameters are those of the checkpoint", 1, 20,
+    ),
+    Row(
+        "supervisor killed", supervisors_killed, "kill -9 of the supervisor, then --resume",
+        "nothing is left after 10 s; the resume works", 1, 20,
+    ),
+    Row(
+        "save killed", saves_killed, "kill -9 of the learner during a save, then --resume",
+        "the checkpoint pointed to is whole and never older", 3, 30,
+    ),
+    Row(
+        "engines killed", engines_killed, "kill -9 of an environment's process",
+        "replaced; its game counts for nothing; the actor lives", 2, 30, shared=False,
+    ),
+    Row(
+        "disk full", disk_full, "disk full during a save, freed, then --resume",
+        "ends with the reason; the checkpoint before is whole", 1, 5, shared=False,
+    ),
+)  # fmt: skip
