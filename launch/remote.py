@@ -254,7 +254,8 @@ def as_joined(run: RunFiles, num_actors: int) -> RunFiles:
     """The run's files for a machine that has joined with so many actors."""
     config = run.config
     actor, remote = replace(config.actor, num_actors=num_actors), replace(config.remote, listen="", only=False)
-    return run._replace(config=replace(config, actor=actor, remote=remote))
+    learner = replace(config.learner, ranks=1)  # all its actors feed one relay
+    return run._replace(config=replace(config, actor=actor, remote=remote, learner=learner))
 
 
 def remote_record(ledger: Ledger, counters: Counters) -> dict[str, Any]:
