@@ -24,6 +24,8 @@ from launch.start import claim
 from launch.supervisor import STOP_SECONDS
 from launch.workers import MAX_BACKOFF_SECONDS, PATIENCE
 
+# Of every run on a cluster: all actors join it over the network. The port is chosen when the ranks have their places.
+SETTINGS = ["remote.only=true", "remote.listen=tcp://0.0.0.0:5555"]
 EVENTS, LOCK = "cluster.jsonl", "cluster.lock"
 # Between two sentences about the same wait.
 TELL_SECONDS = 60.0
@@ -148,14 +150,14 @@ class Driver:
         host, port = sites[0].address, sites[0].ports[0]
         # Each rank adds its number to the port.
         self._port = sites[0].ports[1]
-        arguments = ["-m", "launch.multitask", "--resume", str(self.run_dir), "--listen", f"tcp://0.0.0.0:{self._port}"]
+        listen = ["--listen", f"tcp://0.0.0.0:{self._port}"]
         for rank, site in enumerate(sites):
             # Ray shows each rank its own GPU only, so every rank is the first of its node.
             variables = {
                 **{"RANK": str(rank), "WORLD_SIZE": str(self._size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
                 **{"MASTER_ADDR": host, "MASTER_PORT": str(port)},
             }
-            reply = hosts[rank].start.remote([*arguments, "remote.only=true"], variables, {})
+            reply = hosts[rank].start.remote(["-m", "launch.multitask", "--resume", str(self.run_dir), *listen], variables, {})
             title = "the learner" if self._size == 1 else f"learner rank {rank}"
             self._ranks.append(Post(self._ray, title, hosts[rank], site, reply))
             self._say("place", f"{title} is on {_name(site)}")

@@ -184,7 +184,7 @@ def settings(options: argparse.Namespace) -> list[str]:
     """Flags that are settings, and settings, as key=value.
 
     Raises:
-        ValueError: an empty name in --tasks.
+        ValueError: an empty name in --tasks, or an address beside --cluster.
     """
     flags = []
     if options.tasks is not None:
@@ -194,6 +194,10 @@ def settings(options: argparse.Namespace) -> list[str]:
         flags.append(f"tasks={json.dumps(names, ensure_ascii=False)}")
     if options.total_frames is not None:
         flags.append(f"total_frames={whole(options.total_frames)}")
+    if options.cluster is not None:
+        if options.listen is not None:
+            raise ValueError(f"--listen {options.listen}: --cluster chooses where its learners listen, leave it out")
+        flags += cluster.SETTINGS
     if options.seed is not None:
         flags.append(f"seed={options.seed}")
     if options.listen is not None:

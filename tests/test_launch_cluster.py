@@ -208,10 +208,22 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch, capsys, tmp_p
     assert "pip install 'multitask-agents[cluster]'" in capsys.readouterr().err
 
 
-def test_a_series_does_not_run_on_a_cluster(capsys):
-    arguments = ["--suite", "toy", "--single-task", "all", "--frames-per-task", "1", "--cluster", "ray"]
-    assert main(arguments) == 2
-    assert "--single-task does not run with --cluster" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--single-task", "all", "--frames-per-task", "1"], "--single-task does not run with --cluster"),
+        (["--listen", "tcp://0.0.0.0:5555"], "--listen tcp://0.0.0.0:5555: --cluster chooses"),
+    ],
+)
+def test_what_does_not_go_with_a_cluster_is_refused(arguments, words, capsys):
+    assert main(["--suite", "toy", "--cluster", "ray", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_dry_run_needs_no_cluster(capsys, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert main(["--suite", "toy", "--cluster", "ray", "--dry-run", "learner.ranks=2", "actor.num_actors=1"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["remote"]["only"] is True
 
 
 def test_the_cluster_file_of_the_readme_is_one_for_ray():
