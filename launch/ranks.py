@@ -4,6 +4,7 @@ Under torchrun each process supervises one rank and that rank's actors. Rank 0 c
 and tells the others through torchrun's store; nobody starts before all have agreed, and a refusal of one is that of all.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ from launch.config import Config
 
 # Until all ranks have loaded and checked what they need; reading the levels of a large suite takes minutes.
 AGREE_SECONDS = 600.0
+HEARD_SECONDS = 10.0
 
 
 class Place(NamedTuple):
@@ -104,8 +106,16 @@ class Talk:
             raise ValueError(f"rank {place.rank} cannot reach the store of rank 0 at {place.host}:{place.port}") from error
 
     def say(self, topic: str, **facts: Any) -> None:
-        """This rank's word on a topic; `refused` is a reason not to start."""
+        """This rank's word on a topic."""
         self._store.set(f"{topic}/{self.place.rank}", json.dumps(facts))
+
+    def refuse(self, topic: str, reason: str) -> None:
+        """This rank's word that nobody shall start. Whoever has the store waits a little until all have heard: it ends now."""
+        self.say(topic, refused=reason)
+        self._store.set(f"heard/{self.place.rank}", "1")
+        if self.place.is_store_ours and self.place.rank == 0:
+            with contextlib.suppress(RuntimeError):
+                self._store.wait([f"heard/{rank}" for rank in range(self.place.size)], timedelta(seconds=HEARD_SECONDS))
 
     def hear(self, topic: str, rank: int) -> dict[str, Any]:
         """Another rank's word.
@@ -118,5 +128,6 @@ class Talk:
         except RuntimeError as error:
             raise ValueError(f"rank {rank} did not answer for {AGREE_SECONDS:.0f} s: look at its output") from error
         if "refused" in facts:
+            self._store.set(f"heard/{self.place.rank}", "1")
             raise ValueError(f"rank {rank} refused: {facts['refused']}")
         return facts

@@ -92,13 +92,14 @@ def _lead(
         _check(run, plan, folder, talk.place)
         folder, lock = claim(folder, is_default)
     except (ValueError, OSError) as error:
-        talk.say("run", refused=str(error))
+        talk.refuse("run", str(error))
         raise
     talk.say("run", run_dir=str(folder), texts=run_texts(run), resume=resume)
     try:
         others = [talk.hear("ready", rank)["generation"] for rank in range(1, talk.place.size)]
     except ValueError as error:
-        talk.say("go", refused=str(error))
+        lock.close()
+        talk.refuse("go", str(error))
         raise
     generation = max(next_generation(folder), *others)
     talk.say("go", generation=generation)
@@ -117,7 +118,7 @@ def _follow(talk: Talk) -> tuple[Path, IO[str], RunFiles, Plan, int, bool]:
         _check(run, plan, folder, talk.place)
         folder, lock = claim(folder, is_default=False)
     except (ValueError, OSError) as error:
-        talk.say("ready", refused=str(error))
+        talk.refuse("ready", str(error))
         raise
     talk.say("ready", generation=next_generation(folder))
     return folder, lock, run, plan, talk.hear("go", 0)["generation"], facts["resume"]

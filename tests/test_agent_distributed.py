@@ -27,7 +27,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, An
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=150)[1] for process in processes]
+        errors = [process.communicate(timeout=300)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -2,9 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +15,15 @@ import pytest
 import runs
 from agent import checkpoint
 from agent.distributed import Ranks
-from launch import checks, multitask
-from launch.config import load_config
+from launch import checks, multitask, torchrun
+from launch.config import RunFiles, load_config, parse_run, run_texts
 from launch.gate import RECORDED, Gate, Wish
 from launch.plan import deal_ranks
+from launch.process import hold
 from launch.ranks import Place, find_place
 from launch.status import open_status
 from launch.torchrun import with_ranks
-from runs import QUICK, lines, pids, updates, wait_for
+from runs import PAIR, lines, pids, updates, wait_for
 from test_launch_plan import plan_of
 
 TORCHRUN = {
@@ -52,18 +56,18 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, int]:
     run_dir = tmp_path_factory.mktemp("ranks") / "run"
     output = run_dir.parent / "output"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [runs.MULTITASK, "--suite", "toy", *TWO_TASKS, "--run-dir", str(run_dir), *QUICK]
+    command += [runs.MULTITASK, "--suite", "toy", *TWO_TASKS, "--run-dir", str(run_dir), *PAIR]
     with output.open("w") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream)
         try:
-            wait_for(lambda: process.poll() is not None or updates(run_dir) >= 3, 180)
+            wait_for(lambda: process.poll() is not None or updates(run_dir) >= 3, 240)
             assert process.poll() is None, output.read_text()
             os.kill(pids(run_dir / "rank-1")["learners"][0], signal.SIGKILL)
-            code = process.wait(90)
+            code = process.wait(120)
         finally:
             if process.poll() is None:
                 process.terminate()
-                process.wait(60)
+                process.wait(120)
     return run_dir, output.read_text(), code
 
 
@@ -84,31 +88,38 @@ def test_torchrun_a_killed_rank_ends_the_job_and_is_named(killed: tuple[Path, st
 
 
 def test_one_rank_continues_what_two_had_begun_and_two_what_one_had(killed: tuple[Path, str, int]) -> None:
-    """2 -> 1 -> 2, the last on one machine, where a kill is told at once, then 2 that are told to stop."""
+    """2 -> 1 -> 2, the last on one machine, until they are told to stop."""
     run_dir, _, _ = killed
     before = checkpoint.load(run_dir)["counters"]
-    done = runs.run("--resume", str(run_dir), "learner.ranks=1", f"total_frames={before['frames'] + 400}", timeout=180)
+    done = runs.run_here("--resume", str(run_dir), "learner.ranks=1", f"total_frames={before['frames'] + 400}", timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     one = checkpoint.load(run_dir)["counters"]
     assert one["frames"] >= before["frames"] + 400
     assert one["frames"] - before["frames"] <= 80 * (one["updates"] - before["updates"]), "8 unrolls of 10 frames, less resets"
     assert_whole(run_dir)
     with runs.started("--resume", str(run_dir), "learner.ranks=2", "total_frames=100000000") as process:
-        wait_for(lambda: updates(run_dir) >= one["updates"] + 3, 180, process)
-        os.kill(pids(run_dir)["learners"][1], signal.SIGKILL)
-        assert process.wait(60) == 1
-        assert process.stdout is not None
-        assert "the run ends: learner rank 1 was killed by SIGKILL" in process.stdout.read()
+        wait_for(lambda: updates(run_dir) >= one["updates"] + 3, 240, process)
+        process.terminate()
+        assert process.wait(120) == 143
     two = assert_whole(run_dir)
-    counters = checkpoint.load(run_dir)["counters"]
-    assert 80 * (two - one["updates"]) < counters["frames"] - one["frames"] <= 160 * (two - one["updates"]), "of both ranks"
+    frames = checkpoint.load(run_dir)["counters"]["frames"] - one["frames"]
+    assert 80 * (two - one["updates"]) < frames <= 160 * (two - one["updates"]), "of both ranks"
     generations = [line["generation"] for line in lines(run_dir / "restarts.jsonl") if line["event"] == "start"]
     assert generations == sorted(set(generations))
-    with runs.started("--resume", str(run_dir)) as process:
-        wait_for(lambda: updates(run_dir) >= two + 3, 180, process)
-        process.terminate()
-        assert process.wait(60) == 143
-    assert assert_whole(run_dir) >= two + 3
+    runs.assert_nothing_left(run_dir, process.pid)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_a_run_on_one_machine(tmp_path: Path) -> None:
+    """Slow because it starts a run of its own: the short form is the same under torchrun, above."""
+    run_dir = tmp_path / "run"
+    with runs.started("--suite", "toy", *TWO_TASKS, "--run-dir", str(run_dir), "learner.ranks=2", *PAIR) as process:
+        wait_for(lambda: updates(run_dir) >= 3, 240, process)
+        os.kill(pids(run_dir)["learners"][1], signal.SIGKILL)
+        assert process.wait(120) == 1
+        assert process.stdout is not None
+        assert "the run ends: learner rank 1 was killed by SIGKILL" in process.stdout.read()
+    assert assert_whole(run_dir) >= 3
     runs.assert_nothing_left(run_dir, process.pid)
 
 
@@ -226,3 +237,49 @@ def test_the_table_of_another_machine_is_copied_into_rank_0s(tmp_path: Path) -> 
     assert tables[0].engine_totals()[0].tolist() == [11] * tables[0].engine_totals().shape[1]
     tables[0].restarts += 1
     assert tables[0].restarts == 8
+
+
+def agree(make: Any, run_dir: Path) -> list[str]:
+    """What ranks 0 and 1 of torchrun are refused with, before anything starts; both in this process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    errors = ["", ""]
+
+    def supervise(rank: int) -> None:
+        try:
+            torchrun.train_rank(Place(rank, 2, rank, 2, "127.0.0.1", port, True, "0"), make, False, False, [])
+        except ValueError as error:
+            errors[rank] = str(error)
+
+    threads = [threading.Thread(target=supervise, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not (run_dir / "logs").exists(), "nothing has started"
+    return errors
+
+
+def test_what_rank_0_refuses_nobody_starts(tmp_path: Path) -> None:
+    def make() -> tuple[Path, RunFiles]:
+        raise ValueError("loss.discount=2 is out of range")
+
+    assert agree(make, tmp_path) == [
+        "loss.discount=2 is out of range",
+        "rank 0 refused: loss.discount=2 is out of range",
+    ]
+
+
+def test_what_another_rank_refuses_nobody_starts(tmp_path: Path) -> None:
+    """Somebody works on its part of the folder already. It has been told the run by then, with the number of actors."""
+    run, _ = plan_of("toy", "learner.ranks=2")
+    (tmp_path / "rank-1").mkdir()
+    with hold(tmp_path / "rank-1" / "lock"):
+        first, second = agree(lambda: (tmp_path, run), tmp_path)
+    assert first.startswith("rank 1 refused: process ") and "works on" in second
+    assert first == f"rank 1 refused: {second}"
+    with hold(tmp_path / "lock"):
+        pass  # rank 0 let go of the run, too
+    again = parse_run(run_texts(run))
+    assert again._replace(code_version="") == run._replace(code_version="")
