@@ -3,6 +3,7 @@
 from setuptools import setup
 
 ATARI = ["ale-py>=0.12.1,<0.13"]
+CLUSTER = ["ray>=2.60,<2.61"]
 
 setup(
     name="multitask-agents",
@@ -30,8 +31,10 @@ setup(
     ],
     extras_require={
         "atari": ATARI,
+        "cluster": CLUSTER,
         "dev": [
             *ATARI,
+            *CLUSTER,
             "pytest>=8",
             "hypothesis>=6",
             "mypy>=1.15",

@@ -40,7 +40,7 @@ class RingReader:
         balance: `actors` = whatever comes, in turn (fast tasks feed more); `frames` = the task with the fewest frames first,
             and none may lead the last by more than `slack_frames`.
         frames: task -> frames trained on so far, [N].
-        actors: number of each ring's actor, where they are not those from 0 on; -1 = those of other machines.
+        actors: numbers of this machine's actors, whose rings come first; None = all rings, from 0 on.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class RingReader:
         balance: str,
         frames: np.ndarray,
         slack_frames: int,
-        actors: Sequence[int] = (),
+        actors: Sequence[int] | None = None,
     ) -> None:
         self.rings = list(rings)
-        self._actors = list(actors) or list(range(len(self.rings)))
+        self._actors = list(range(len(self.rings)) if actors is None else actors)
         self._tasks_of = tasks_of
         self._balance = balance
         self._frames = frames.astype(np.int64).copy()
@@ -93,7 +93,8 @@ class RingReader:
     def missing(self, names: Sequence[str]) -> str:
         """Which actors have nothing to read, with their tasks: for a message."""
         idle = [i for i, ring in enumerate(self.rings) if not len(ring)]
-        who = {i: f"actor {self._actors[i]}" if self._actors[i] >= 0 else "actors on other machines" for i in idle}
+        num_local = len(self._actors)
+        who = {i: f"actor {self._actors[i]}" if i < num_local else "actors on other machines" for i in idle}
         return ", ".join(f"{who[i]} ({', '.join(names[t] for t in self._tasks_of[i])})" for i in idle) or "nobody"
 
 

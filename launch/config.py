@@ -65,6 +65,19 @@ class SupervisorSettings:
 
 
 @dataclass(frozen=True)
+class ClusterSettings:
+    """Placement on a cluster (--cluster ray).
+
+    Attributes:
+        actors_per_node: actors on each node; 0 = as many as it has CPUs beside its learner ranks.
+        cpus_per_rank: kept free of actors for each learner rank.
+    """
+
+    actors_per_node: int = field(default=0, metadata={"min": 0})
+    cpus_per_rank: int = field(default=1, metadata={"min": 1})
+
+
+@dataclass(frozen=True)
 class DebugSettings:
     """For looking closely.
 
@@ -102,6 +115,7 @@ class Config:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     log: LogSettings = field(default_factory=LogSettings)
     supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     debug: DebugSettings = field(default_factory=DebugSettings)
     remote: RemoteSettings = field(default_factory=RemoteSettings)
 

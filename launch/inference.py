@@ -13,7 +13,7 @@ from agent.transport.board import Board, num_parameters
 from agent.transport.mailbox import Mailbox
 from launch.config import read_run
 from launch.plan import INFERENCE, ActorPlan, Plan
-from launch.ranks import find_place
+from launch.ranks import find_place, ranks_here
 from launch.remote import plan_of, read_machine
 from launch.status import open_status
 from launch.training import choose_device
@@ -39,8 +39,8 @@ def inference(run_dir: Path, memory: Path) -> int:
     network = Network(plan.network).eval().to(choose_device(config.actor.inference_device, key="actor.inference_device"))
     allow_tf32(config.learner.tf32)
     board = Board(memory / "board", num_parameters(network))
-    place = find_place(os.environ)  # a rank started apart has its own actors only
-    mine = [actor for actor in plan.actors if place is None or actor.rank == place.rank]
+    ranks = ranks_here(find_place(os.environ), plan.num_ranks)
+    mine = [actor for actor in plan.actors if actor.rank in ranks]
     mailboxes = [mailbox for actor in mine for mailbox in open_mailboxes(memory, plan, actor)]
     version: int | None = None  # nothing is answered before the learner's first parameters are here
     answered, written = 0, 0.0

@@ -5,6 +5,7 @@ examples:
   python launch/multitask.py --suite atari57 --tasks pong,breakout --total-frames 20000000
   python launch/multitask.py --suite my_suite.yaml optimiser.learning_rate=1e-3 actor.num_envs=16
   python launch/multitask.py --suite toy --single-task all --frames-per-task 50000
+  python launch/multitask.py --suite atari57 --cluster ray --run-dir /shared/runs/first
   python launch/multitask.py --resume runs/toy-20260101-120000
 """
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import checkpoint
-from launch import series, torchrun
+from launch import cluster, series, torchrun
 from launch.checks import check_machine, shared_bytes
 from launch.config import RunFiles
 from launch.plan import describe, make_plan
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         overrides = settings(options)
         is_series = options.single_task is not None or series.is_series(options.resume)
         frames = frames_per_task(options, overrides, is_series)
+        if is_series and options.cluster is not None:
+            raise ValueError("--single-task does not run with --cluster: train the baselines one after another on one machine")
         if is_series:
             return train_series(options, overrides, frames)
         run_dir, run = run_files(options, overrides, frames)
@@ -52,11 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.dry_run:
             print(json.dumps(describe(run.config, plan, shared_bytes(plan)), indent=2, ensure_ascii=False))
             return 0
+        is_default = options.resume is None and options.run_dir is None
+        if options.cluster is not None:
+            return cluster.train(run_dir, run, is_default)
         choose_device(run.config.learner.device, 0, plan.num_ranks)
         check_suite(run.suite, run.config.environment)
         check_machine(run.config, plan, run_dir)
         check_listen(run.config.remote)
-        run_dir, lock = claim(run_dir, is_default=options.resume is None and options.run_dir is None)
+        run_dir, lock = claim(run_dir, is_default)
     except (ValueError, OSError) as error:
         print(f"multitask: {error}", file=sys.stderr)
         return 2
@@ -163,6 +169,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--listen", action=Once, metavar="ADDRESS", help="actors on other machines join at tcp://0.0.0.0:5555")
     parser.add_argument("--seed", action=Once, metavar="N", help="0 to 2^63-1")
+    parser.add_argument("--cluster", action=Once, choices=["ray"], help="place learners and actors on the nodes of a cluster")
     parser.add_argument("--dry-run", action="store_true", help="print configuration and plan as JSON, start nothing")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="any setting, such as loss.entropy_cost=0.02")
     options = parser.parse_intermixed_args(arguments)
@@ -177,7 +184,7 @@ def settings(options: argparse.Namespace) -> list[str]:
     """Flags that are settings, and settings, as key=value.
 
     Raises:
-        ValueError: an empty name in --tasks.
+        ValueError: an empty name in --tasks, or an address beside --cluster.
     """
     flags = []
     if options.tasks is not None:
@@ -187,6 +194,10 @@ def settings(options: argparse.Namespace) -> list[str]:
         flags.append(f"tasks={json.dumps(names, ensure_ascii=False)}")
     if options.total_frames is not None:
         flags.append(f"total_frames={whole(options.total_frames)}")
+    if options.cluster is not None:
+        if options.listen is not None:
+            raise ValueError(f"--listen {options.listen}: --cluster chooses where its learners listen, leave it out")
+        flags += cluster.SETTINGS
     if options.seed is not None:
         flags.append(f"seed={options.seed}")
     if options.listen is not None:

@@ -24,7 +24,7 @@ START_SECONDS = 60.0
 EXIT_REFUSED = 3
 # A learner that ended because another rank had to stop or is gone; rank 0 wrote a checkpoint.
 EXIT_STOPPED = 4
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 
 
 def memory_root() -> Path:
@@ -97,7 +97,7 @@ def follow_parent(parent: int, memory: Path, stop_signal: signal.Signals, grace_
     """Make this process end when its parent does: by `stop_signal`, and by force after `grace_seconds`; the run's mapped
     files go too. The kernel tells it at once on Linux; a thread that looks twice a second does everywhere."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, stop_signal)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, stop_signal)
     threading.Thread(target=_watch, args=(parent, memory, stop_signal, grace_seconds), daemon=True).start()
 
 

@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +68,11 @@ def find_place(variables: Mapping[str, str]) -> Place | None:
 def local_place(place: Place | None, rank: int, size: int) -> tuple[int, int]:
     """Number of this rank among those on this machine, and how many there are."""
     return (place.local_rank, place.local_size) if place else (rank, size)
+
+
+def ranks_here(place: Place | None, num_ranks: int) -> Sequence[int]:
+    """Ranks whose actors this process's supervisor has."""
+    return range(num_ranks) if place is None or num_ranks == 1 else [place.rank]
 
 
 def rank_folder(run_dir: Path, rank: int) -> Path:

@@ -26,6 +26,9 @@ RELAY = "relay"
 # Starts of actors that a machine gets seeds for beyond those that it has had; it asks for more in time.
 STARTS_AHEAD = 16
 MAX_ACTORS = 4096
+# Learner ranks that listen each for itself, and the numbers of seeds that each has to give.
+MAX_LISTENERS = 64
+PART_OF_SEEDS = MORE_REMOTE_SEEDS // MAX_LISTENERS
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.]+\]|[\w.*-]+):(?P<port>\d{1,5})")
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _OF_NO_ACTOR = ("actor.num_actors", "actor.slots", "actor.inference")
@@ -128,14 +131,15 @@ class Members:
     Args:
         run_dir: of the run; MEMBERS is written there before anything in it is given away.
         run: its files.
+        part: number of the seeds' part; ranks that were started apart admit machines without asking each other.
     """
 
-    def __init__(self, run_dir: Path, run: RunFiles) -> None:
+    def __init__(self, run_dir: Path, run: RunFiles, part: int = 0) -> None:
         self._run, self._code, self._agreement = run, this_code(), agreement(run)
         self._files = {name: (run_dir / name).read_text(encoding="utf-8") for name in (CONFIG_FILE, RESOLVED_FILE)}
         self._members: dict[int, dict[str, Any]] = {}
         self._blocks: dict[int, list[list[int]]] = {}
-        self._actors = self._numbers = 0
+        self._actors, self._numbers, self._end = 0, part * PART_OF_SEEDS, (part + 1) * PART_OF_SEEDS
         for line in read_lines(run_dir / MEMBERS):
             self._add(line)
         self._lines = Lines(run_dir / MEMBERS)
@@ -180,7 +184,7 @@ class Members:
         each = seeds_per_start(self._run.config)
         missing = starts - sum(count for _, count in self._blocks.get(session, [])) // each
         if missing > 0:
-            if self._numbers + missing * each > MORE_REMOTE_SEEDS:
+            if self._numbers + missing * each > self._end:
                 return "the run has used up its seeds for actors on other machines: start a new run"
             line["seeds"] = [self._numbers, missing * each]
         if known is None or missing > 0:
@@ -251,7 +255,7 @@ def as_joined(run: RunFiles, num_actors: int) -> RunFiles:
     """The run's files for a machine that has joined with so many actors."""
     config = run.config
     actor, remote = replace(config.actor, num_actors=num_actors), replace(config.remote, listen="", only=False)
-    learner = replace(config.learner, ranks=1)
+    learner = replace(config.learner, ranks=1)  # all its actors feed one relay
     return run._replace(config=replace(config, actor=actor, remote=remote, learner=learner))
 
 

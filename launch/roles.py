@@ -62,7 +62,8 @@ def learner(run_dir: Path, memory: Path, rank: int, resume: bool) -> int:
         place = find_place(os.environ)
         device = choose_device(config.learner.device, *local_place(place, rank, plan.num_ranks))
         ranks = join(place, config, rank, memory, device)
-        training = Training(run_dir, run, plan, rings, board, status, resume, device, ranks, place is not None, remote)
+        is_apart = place is not None
+        training = Training(run_dir, run, plan, rings, board, status, resume, device, ranks, is_apart, remote)
         is_done = training.run(lambda: bool(stop))
     except (ValueError, OSError, TimeoutError, NonFiniteError, LostRankError, UnequalRanksError) as error:
         traceback.print_exc()
@@ -96,7 +97,7 @@ def actor(run_dir: Path, memory: Path, index: int, generation: int) -> int:
             print(error, file=sys.stderr)
             return EXIT_REFUSED
     make_policy, pull = _policies(run, plan, me, memory, lambda: status.beat(row))
-    rng = np.random.default_rng([config.seed, generation, number])
+    rng = np.random.default_rng([config.seed, generation, number, *(first for first, _ in plan.seed_blocks[:1])])
     halves = []
     counted: list[tuple[TaskVectorEnv, np.ndarray]] = []
     for groups in me.halves:

@@ -1,8 +1,9 @@
 """The roles between machines: a listener beside the learner, and a relay beside the actors of another machine."""
 
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from agent.transport.ring import Ring
 from launch.config import RunFiles
 from launch.plan import LISTENER, Plan
 from launch.process import EXIT_REFUSED
+from launch.ranks import find_place, ranks_here
 from launch.remote import KEYS, LEDGER, RELAY, STARTS_AHEAD, Machine, Members, greeting, remote_ring_name, this_code
 from launch.status import FIELDS, Status, open_status
 from launch.workers import Worker
@@ -36,10 +38,10 @@ def open_counters(memory: Path, service: str, create: bool = False) -> Counters:
     return Counters(memory / service, COUNTERS[service], create)
 
 
-def open_remote_rings(memory: Path, plan: Plan, create: bool = False) -> list[list[Ring]]:
+def open_remote_rings(memory: Path, plan: Plan, ranks: Sequence[int], create: bool = False) -> list[list[Ring]]:
     """Rings of unrolls from other machines, by task, then by learner rank."""
     return [
-        [Ring(memory / remote_ring_name(rank, task), plan.unroll, plan.remote_slots, create) for rank in range(plan.num_ranks)]
+        [Ring(memory / remote_ring_name(rank, task), plan.unroll, plan.remote_slots, create) for rank in ranks]
         for task in range(len(plan.task_names))
     ]
 
@@ -57,13 +59,15 @@ def listener(run_dir: Path, memory: Path, run: RunFiles, plan: Plan) -> int:
     status, counters = open_status(memory, plan), open_counters(memory, LISTENER)
     row = status.service_row(plan.services.index(LISTENER))
     status.beat(row)
-    rings, board = open_remote_rings(memory, plan), Board(memory / "board", num_parameters(Network(plan.network)))
+    place = find_place(os.environ)
+    rings = open_remote_rings(memory, plan, ranks_here(place, plan.num_ranks))
+    board = Board(memory / "board", num_parameters(Network(plan.network)))
 
     def refused() -> None:
         counters["key"] += 1
 
     try:
-        members = Members(run_dir, run)
+        members = Members(run_dir, run, place.rank if place else 0)
         keys = run_dir / KEYS if settings.encrypt else None
         largest = wire.largest(wire.to_listener(plan.unroll))
         socket, _guard = sockets.listen(zmq.Context.instance(), settings.listen, largest, keys, refused)

@@ -134,6 +134,7 @@ def start(
     for folder in ("logs", *written):
         (run_dir / folder).mkdir(parents=True, exist_ok=True)
     write_run(run_dir, run)
+    notes = [*plan.notes, *([prepare(run_dir, run.config.remote)] if run.config.remote.listen else [])]
     ranks = range(plan.num_ranks) if rank is None else [rank]
     supervisor = Supervisor(run_dir, run, plan, ranks, resume, overrides, interrupts, generation)
     if rank:
@@ -147,8 +148,7 @@ def start(
         f"{ranks_text}{len(plan.actors)} actors with {envs} environments, {config.total_frames:,} frames, seed {config.seed}, "
         f"{megabytes(shared_bytes(plan))} shared memory"
     )
-    notes = [prepare(run_dir, config.remote)] if config.remote.listen else []
-    for note in [*plan.notes, *notes]:
+    for note in notes:
         print(f"note: {note}")
     sys.stdout.flush()
     display = Display(run_dir, config.total_frames)

@@ -170,12 +170,15 @@ class Supervisor:
 
 def make_workers(memory: Path, status: Status, plan: Plan, ranks: Sequence[int] = (0,)) -> list[Worker]:
     """All roles of a machine but the learners `ranks`, and the mapped files between them."""
-    workers = [make_actor(memory, status, plan, actor) for actor in plan.actors if actor.rank in ranks]
+    mine = [actor for actor in plan.actors if actor.rank in ranks]
+    workers = [make_actor(memory, status, plan, actor) for actor in mine]
     if plan.remote_slots:
-        open_remote_rings(memory, plan, create=True)
+        open_remote_rings(memory, plan, ranks, create=True)
     for service in plan.services:
-        make = make_inference if service == INFERENCE else make_service
-        workers.append(make(memory, status, plan, service))
+        if service == INFERENCE:
+            workers.append(make_inference(memory, status, plan, mine))
+        else:
+            workers.append(make_service(memory, status, plan, service))
     return workers
 
 
@@ -187,8 +190,8 @@ def make_actor(memory: Path, status: Status, plan: Plan, actor: ActorPlan) -> Wo
     return Worker(f"actor-{actor.index}", title, arguments, row, lambda: ring.committed, {"actor": actor.index})
 
 
-def make_inference(memory: Path, status: Status, plan: Plan, service: str) -> Worker:
+def make_inference(memory: Path, status: Status, plan: Plan, actors: Sequence[ActorPlan]) -> Worker:
     """The inference process, and the mailboxes of the actors that it answers."""
-    boxes = [box for actor in plan.actors for box in open_mailboxes(memory, plan, actor, create=True)]
-    row, record = status.service_row(plan.services.index(service)), {"service": service}
-    return Worker(service, service, (service,), row, lambda: sum(box.answered for box in boxes), record)
+    boxes = [box for actor in actors for box in open_mailboxes(memory, plan, actor, create=True)]
+    row = status.service_row(plan.services.index(INFERENCE))
+    return Worker(INFERENCE, INFERENCE, (INFERENCE,), row, lambda: sum(box.answered for box in boxes), {"service": INFERENCE})

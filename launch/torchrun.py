@@ -11,6 +11,7 @@ from launch.checks import check_machine
 from launch.config import RunFiles, code_version, parse_run, run_texts
 from launch.plan import Plan, make_plan
 from launch.ranks import Place, Talk, rank_folder
+from launch.remote import MAX_LISTENERS, check_listen
 from launch.start import claim, start
 from launch.training import choose_device
 from launch.workers import next_generation
@@ -28,6 +29,23 @@ def with_ranks(overrides: list[str], size: int) -> list[str]:
         if key == "learner.ranks" and value != str(size):
             raise ValueError(f"{text} is not the WORLD_SIZE={size} that torchrun started: leave it out")
     return [*(text for text in overrides if not text.startswith("learner.ranks=")), f"learner.ranks={size}"]
+
+
+def with_port(run: RunFiles, rank: int) -> RunFiles:
+    """A run's files for a rank that listens for actors of its own: its number is added to the port, as ranks may share a
+    machine.
+
+    Raises:
+        ValueError: too many ranks for that.
+    """
+    remote = run.config.remote
+    if not remote.listen:
+        return run
+    if rank >= MAX_LISTENERS:
+        raise ValueError(f"remote.listen={remote.listen} works with up to {MAX_LISTENERS} ranks under torchrun: leave it out")
+    host, _, port = remote.listen.rpartition(":")
+    mine = replace(remote, listen=f"{host}:{int(port) + rank}")
+    return run._replace(config=replace(run.config, remote=mine))
 
 
 def whole_plan(run: RunFiles, place: Place) -> tuple[RunFiles, Plan]:
@@ -96,6 +114,7 @@ def _follow(talk: Talk) -> tuple[Path, IO[str], RunFiles, Plan, int, bool]:
         run = parse_run(facts["texts"])
         if run.code_version != code_version():
             raise ValueError(f"rank 0 has version {run.code_version} of this program, this one {code_version()}: use the same")
+        run = with_port(run, talk.place.rank)
         plan = make_plan(run)
         folder = rank_folder(Path(facts["run_dir"]), talk.place.rank)
         _check(run, plan, folder, talk.place)
@@ -111,3 +130,4 @@ def _check(run: RunFiles, plan: Plan, folder: Path, place: Place) -> None:
     choose_device(run.config.learner.device, place.local_rank, place.local_size)
     check_suite(run.suite, run.config.environment)
     check_machine(run.config, plan, folder, place.rank)
+    check_listen(run.config.remote)

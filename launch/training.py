@@ -89,14 +89,13 @@ class Training:
         self.gate = Gate(ranks, plan.unroll, config.learner.batch_size)
         batch_frames = config.learner.batch_size * config.actor.unroll_length * plan.frames_per_step
         mine = [actor for actor in plan.actors if actor.rank == ranks.rank]
-        others = len(suite.tasks) if remote is not None else 0
         reader = RingReader(
             rings,
-            [*(actor.tasks for actor in mine), *((task,) for task in range(others))],
+            [*(actor.tasks for actor in mine), *((task,) for task in range(len(suite.tasks)) if remote is not None)],
             config.learner.balance,
             self.records.frames,
             SLACK_BATCHES * batch_frames,
-            [*(actor.index for actor in mine), *[-1] * others],
+            [actor.index for actor in mine],
         )
         self.batcher = Batcher(
             reader,

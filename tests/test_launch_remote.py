@@ -12,6 +12,7 @@ from launch import multitask, remote
 from launch.config import RunFiles, load_config, read_run, suite_of, write_run
 from launch.plan import environment_seeds, groups, make_plan, network_spec, probe_seed, seeds_per_start
 from launch.remote import Code, Machine, Members, agreement, as_joined, greeting, plan_of, this_code
+from launch.torchrun import with_port
 from tasks.environment import suite_spaces
 
 CODE = this_code()
@@ -180,11 +181,11 @@ def test_numbers_and_seeds_are_written_before_they_are_given(tmp_path, run):
 
 
 def test_what_is_used_up_is_refused(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(remote, "PART_OF_SEEDS", 20)
     members = Members(tmp_path, run)
     monkeypatch.setattr(remote, "MAX_REMOTE_ACTORS", 4)
     admitted(members, 5, 3, 3)
     assert "has had 3 remote actors, 4 are the most" in str(members.admit(6, greeting(2, 2, {}, CODE)))
-    monkeypatch.setattr(remote, "MORE_REMOTE_SEEDS", 20)
     assert "has used up its seeds" in str(members.admit(5, greeting(3, 30, {}, CODE)))
 
 
@@ -218,3 +219,23 @@ def test_no_seed_is_used_twice_on_any_machine(data):
             probe_seed(run.config, plan, plan.actors[0], total)
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**30 for seed in seeds)
+
+
+def test_ranks_that_were_started_apart_listen_and_admit_without_asking_each_other(tmp_path):
+    """Each at a port and with seeds of its own; a machine with one actor can join any of them."""
+    run, given_out = files("learner.ranks=2", "actor.num_actors=2"), []
+    for rank in range(2):
+        mine = with_port(run, rank)
+        assert mine.config.remote.listen == f"tcp://127.0.0.1:{5555 + rank}"
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        write_run(folder, mine)
+        answer = admitted(Members(folder, mine, rank), 5, 1, 9)
+        machine = Machine("tcp://x:1", "", 5, answer["first"], answer["agreement"], answer["seeds"])
+        plan = plan_of(as_joined(mine, 1), machine)
+        [actor] = plan.actors
+        for generation in (1, 2):
+            given_out += [*environment_seeds(mine.config, plan, actor, next(groups(actor)), generation)]
+    assert len(set(given_out)) == len(given_out)
+    with pytest.raises(ValueError, match="works with up to 64 ranks"):
+        with_port(run, 64)
