@@ -124,7 +124,7 @@ def sentence(result: Mapping[str, Any]) -> str:
     size = result["sizing"]
     return (
         f"one learner ({result['device']}) keeps up with {size['actor_cores_per_learner']:.1f} cores of actors; "
-        f"{FRAMES:.0e} frames take {size['days_at_this_speed']:,.1f} days at this speed, "
+        f"{FRAMES:,.0f} frames take {size['days_at_this_speed']:,.1f} days at this speed, "
         f"{size['days_with_enough_actors']:,.1f} days with as many actors as the learner can take"
     )
 

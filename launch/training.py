@@ -219,7 +219,8 @@ class Training:
 
     def _finish(self) -> None:
         self.batcher.close()
-        self._log()
+        if self.reporter.has_news or not self.learner.counters.updates:
+            self._log()
         self.save()
         if self.files is not None:
             self.files.close()

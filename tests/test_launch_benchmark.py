@@ -20,4 +20,4 @@ def test_sizes_for_a_long_run():
     assert size["actor_cores_per_learner"] == pytest.approx(2.0)
     assert size["days_at_this_speed"] == pytest.approx(1e10 / 4000 / 86400)
     assert size["days_with_enough_actors"] == pytest.approx(1e10 / 4 * 0.3e-3 / 86400)
-    assert "keeps up with 2.0 cores of actors; 1e+10 frames take 28.9 days" in sentence(result)
+    assert "keeps up with 2.0 cores of actors; 10,000,000,000 frames take 28.9 days" in sentence(result)
