@@ -136,7 +136,9 @@ def test_the_toy_suite_is_learned_by_two_ranks(tmp_path: Path) -> None:
         assert numbers["normalised_percent"] >= 90, name
 
 
-def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_hangs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rank 0 has ended because it waited in vain: the last line says for whom."""
     monkeypatch.setattr(supervisor, "CULPRIT_SECONDS", 0.1)
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.1)
@@ -234,13 +236,18 @@ def test_the_gate_joins_what_records_need() -> None:
     pair.other = pair.last
     agreed = gate.agree(ready, batches[0])
     assert (agreed.stop, agreed.starved, agreed.save, agreed.log) == (True, [1], True, False)
+    assert agreed.why_stop(1) is None, "says it itself"
+    assert agreed.why_stop(0) == "learner rank 1 had no batch for learner.wait_seconds, so all stop"
     assert agreed.arrays is not None and set(agreed.arrays) == set(RECORDED)
     for name, array in agreed.arrays.items():
         assert array.dtype == batches[0][name].dtype
         np.testing.assert_array_equal(array, np.concatenate([batch[name] for batch in batches], -1))
     pair.other = None
     waiting = gate.agree(ready._replace(ready=False, log=True), None)
-    assert (waiting.arrays, waiting.stop, waiting.log) == (None, False, True)
+    assert (waiting.arrays, waiting.stop, waiting.log, waiting.why_stop(0)) == (None, False, True, None)
+    gate.agree(ready._replace(stop=True), batches[1])
+    pair.other = pair.last
+    assert gate.agree(ready, batches[0]).why_stop(0) == "learner rank 1 was told to stop, so all stop"
 
 
 def test_the_table_of_another_machine_is_copied_into_rank_0s(tmp_path: Path) -> None:
