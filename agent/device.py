@@ -14,8 +14,8 @@ def allow_tf32(allowed: bool) -> None:
 def compile_torso(network: Network, num_frames: int) -> None:
     """torch.compile in place, forward and backward, for batches of `num_frames` frames; names of parameters stay.
 
-    Only the torso, which has the same shape in every update: heads follow from the tasks of a batch. Other numbers of frames, as
-    the conflict measurement has, run as they are: to compile them, too, would halt a run, and all ranks with it, for a minute.
+    Only the torso, which has the same shape in every update: heads follow from the tasks of a batch. Other numbers of frames,
+    as the conflict measurement has, run as they are: to compile them would halt a run, and all ranks with it, for a minute.
 
     Raises:
         ValueError: torch cannot compile here; gives its reason.
