@@ -14,11 +14,13 @@ def allow_tf32(allowed: bool) -> None:
 def compile_torso(network: Network, num_frames: int) -> None:
     """torch.compile in place, forward and backward, for batches of `num_frames` frames; names of parameters stay.
 
-    Only the torso, which has the same shape in every update: heads follow from the tasks of a batch.
+    Only the torso, which has the same shape in every update: heads follow from the tasks of a batch. Other numbers of frames,
+    as the conflict measurement has, run as they are: to compile them would halt a run, and all ranks with it, for a minute.
 
     Raises:
         ValueError: torch cannot compile here; gives its reason.
     """
+    torch.compiler.set_stance("default")
     network.torso.compile()
     frame = torch.zeros(num_frames, *network.spec.frame_shape, dtype=getattr(torch, network.spec.frame_dtype))
     device = network.legal.device
@@ -30,3 +32,4 @@ def compile_torso(network: Network, num_frames: int) -> None:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"learner.compile=true does not work on this machine ({reason}): use learner.compile=false") from error
     network.zero_grad(set_to_none=True)
+    torch.compiler.set_stance("eager_on_recompile")

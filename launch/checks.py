@@ -32,12 +32,13 @@ def shared_bytes(plan: Plan, rank: int | None = None) -> int:
     return len(mine) * plan.ring_bytes() + remote + board_bytes(count) + status + asked
 
 
-def check_machine(config: Config, plan: Plan, run_dir: Path, rank: int | None = None) -> None:
-    """Raise ValueError for the first thing that this machine lacks, for the whole run or for one rank of it."""
+def check_machine(config: Config, plan: Plan, run_dir: Path, rank: int | None = None, num_alike: int = 1) -> None:
+    """Raise ValueError for the first thing that this machine lacks, for the whole run or for one `rank` of it, which shares
+    the machine with others to `num_alike` in all."""
     if config.actor.inference == "batched":
         choose_device(config.actor.inference_device, key="actor.inference_device")
     remove_stale_folders()
-    check_memory(shared_bytes(plan, rank), len(plan.actors))
+    check_memory(num_alike * shared_bytes(plan, rank), len(plan.actors))
     check_disk(config, plan, run_dir)
     check_descriptors(len(plan.actors), config.actor.num_envs)
 

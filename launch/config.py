@@ -27,6 +27,8 @@ from tasks.suite import Suite
 
 CONFIG_FILE, RESOLVED_FILE = "config.yaml", "resolved.yaml"
 MAX_SEED = 2**63 - 1
+# From a lost rank to the end of the others: they look who is missing, and rank 0 writes a checkpoint.
+LOST_SECONDS = 10
 ROOT = Path(__file__).parents[1]
 
 
@@ -256,4 +258,10 @@ def _finish(merged: DictConfig) -> Config:
         raise ValueError(f"actor.num_envs={actor.num_envs} is odd: the two half-groups need an even number")
     if config.loss.value_normalisation == "popart" and config.network.value_head == "shared":
         raise ValueError("loss.value_normalisation=popart does not fit network.value_head=shared: use per_task")
+    patience, silent = config.distributed.timeout_seconds, config.supervisor.silent_seconds
+    if config.learner.ranks > 1 and patience + LOST_SECONDS > silent:
+        raise ValueError(
+            f"distributed.timeout_seconds={patience:g} is too long for supervisor.silent_seconds={silent:g}: a rank that waits "
+            f"for a hanging one would count as hanging, too; leave {LOST_SECONDS} s between them"
+        )
     return config

@@ -32,7 +32,8 @@ class Wish(NamedTuple):
 
 class Agreed(NamedTuple):
     """The same on all ranks. `log`, `save` and `measure` as rank 0 wishes; arrays: RECORDED fields of all ranks' batches,
-    [T+1, ranks * B] or [ranks * B], or None if a rank is not ready; starved: these ranks."""
+    [T+1, ranks * B] or [ranks * B], or None if a rank is not ready; starved: these ranks; stopping: those, and all
+    that were told to stop."""
 
     stop: bool
     starved: list[int]
@@ -40,6 +41,14 @@ class Agreed(NamedTuple):
     save: bool
     measure: bool
     arrays: Arrays | None
+    stopping: list[int]
+
+    def why_stop(self, rank: int) -> str | None:
+        """For the log of a `rank` that stops only because of others."""
+        if not self.stopping or rank in self.stopping:
+            return None
+        reason = "had no batch for learner.wait_seconds" if self.starved else "was told to stop"
+        return f"learner rank {', '.join(map(str, self.starved or self.stopping))} {reason}, so all stop"
 
 
 class Gate:
@@ -98,5 +107,5 @@ def gather_status(ranks: Ranks, status: Status, depth: int, is_apart: bool) -> i
 def _agreed(wishes: list[Wish], arrays: Arrays | None) -> Agreed:
     starved = [rank for rank, wish in enumerate(wishes) if wish.starved]
     first = wishes[0]
-    stop = bool(starved) or any(wish.stop for wish in wishes)
-    return Agreed(stop, starved, first.log, first.save, first.measure, arrays)
+    stopping = [rank for rank, wish in enumerate(wishes) if wish.stop or wish.starved]
+    return Agreed(bool(stopping), starved, first.log, first.save, first.measure, arrays, stopping)

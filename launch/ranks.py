@@ -60,6 +60,9 @@ def find_place(variables: Mapping[str, str]) -> Place | None:
                 "say which: start them with torchrun, or unset WORLD_SIZE"
             )
     rank, size, local_rank, local_size, port = (int(variables[name]) for name in needed)
+    for name, number, count in (("RANK", rank, "WORLD_SIZE"), ("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE")):
+        if number >= int(variables[count]):
+            raise ValueError(f"{name}={number} does not fit {count}={variables[count]}: ranks are counted from 0")
     is_store_ours = variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     attempt = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Place(rank, size, local_rank, local_size, variables["MASTER_ADDR"], port, is_store_ours, attempt)

@@ -109,6 +109,10 @@ class Supervisor:
             for code, rank in sorted(zip(codes, self._ranks, strict=True), key=lambda one: one[0] or 0):
                 why = describe_exit(code) if code else self._silence(rank) if code is None else None
                 if why is not None:
+                    # Who ended because of another is not to blame, who has not ended since may be.
+                    others = [str(rank) for code, rank in zip(codes, self._ranks, strict=True) if code is None]
+                    if code == EXIT_STOPPED and others:
+                        why += f" (rank {', '.join(others)} has not ended)"
                     return self._give_up(self._learner_title(rank), why, self._learner_log(rank))
             if (failure := workers.check()) is not None:
                 worker, why = failure

@@ -129,5 +129,5 @@ def _follow(talk: Talk) -> tuple[Path, IO[str], RunFiles, Plan, int, bool]:
 def _check(run: RunFiles, plan: Plan, folder: Path, place: Place) -> None:
     choose_device(run.config.learner.device, place.local_rank, place.local_size)
     check_suite(run.suite, run.config.environment)
-    check_machine(run.config, plan, folder, place.rank)
+    check_machine(run.config, plan, folder, place.rank, place.local_size)
     check_listen(run.config.remote)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +167,8 @@ class Training:
         ready = time.monotonic()
         self.status.beat(self.row)
         self.reporter.waited(ready - began)
+        if (reason := agreed.why_stop(self.ranks.rank)) is not None:
+            print(reason, file=sys.stderr, flush=True)
         if self.ranks.rank in agreed.starved:
             missing = self.batcher.reader.missing(self.plan.task_names)
             raise TimeoutError(f"no batch for {self.config.learner.wait_seconds:.0f} s: waiting for {missing}")

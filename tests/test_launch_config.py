@@ -215,6 +215,14 @@ def test_popart_needs_a_value_head_per_task(capsys):
     assert "does not fit network.value_head=shared: use per_task" in refused(capsys, "--suite", "toy", *settings)
 
 
+def test_a_rank_that_waits_must_not_count_as_hanging(capsys):
+    """The supervisor would end it before it has seen that another rank hangs, and the last minutes would be lost."""
+    load_config("toy", None, ["distributed.timeout_seconds=115"])
+    load_config("toy", None, ["learner.ranks=2", "distributed.timeout_seconds=110"])
+    message = refused(capsys, "--suite", "toy", "learner.ranks=2", "distributed.timeout_seconds=115")
+    assert "distributed.timeout_seconds=115 is too long for supervisor.silent_seconds=120" in message
+
+
 def test_the_files_of_a_run_are_read_as_they_were_written(tmp_path):
     run = start_run(tmp_path, load_config("toy", None, ["seed=7", "environment.dmlab.engine.logLevel=WARN"]))
     again = read_run(tmp_path)

@@ -75,6 +75,18 @@ def test_too_little_shared_memory_names_the_docker_flag(monkeypatch, tmp_path):
         checks.check_machine(run.config, plan, tmp_path)
 
 
+def test_ranks_that_share_a_machine_share_its_memory(monkeypatch, tmp_path):
+    """Under torchrun each of them looks for itself: three would fit, four do not."""
+    run, plan = plan_of("toy", "learner.ranks=4", "actor.num_actors=4")
+    free = 3 * checks.shared_bytes(plan, 1)
+    disk = checks.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(checks, "memory_root", lambda: "memory")
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: disk._replace(free=free) if path == "memory" else disk)
+    checks.check_machine(run.config, plan, tmp_path, 1, 3)
+    with pytest.raises(ValueError, match=r"--shm-size=\d+g"):
+        checks.check_machine(run.config, plan, tmp_path, 1, 4)
+
+
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     run, plan = plan_of("toy")
     blocking = tmp_path / "file"

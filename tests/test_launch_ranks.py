@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ import pytest
 import runs
 from agent import checkpoint
 from agent.distributed import Ranks
-from launch import checks, multitask, torchrun
+from launch import checks, multitask, supervisor, torchrun
 from launch.config import RunFiles, load_config, parse_run, run_texts
 from launch.gate import RECORDED, Gate, Wish
 from launch.plan import deal_ranks
-from launch.process import hold
+from launch.process import EXIT_STOPPED, hold
 from launch.ranks import Place, find_place
 from launch.status import open_status
 from launch.torchrun import with_ranks
+from launch.workers import Workers
 from runs import PAIR, lines, pids, updates, wait_for
 from test_launch_plan import plan_of
 
@@ -134,6 +136,29 @@ def test_the_toy_suite_is_learned_by_two_ranks(tmp_path: Path) -> None:
         assert numbers["normalised_percent"] >= 90, name
 
 
+def test_a_rank_that_hangs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 has ended because it waited in vain: the last line says for whom."""
+    monkeypatch.setattr(supervisor, "CULPRIT_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.1)
+    run, plan = plan_of("toy", "actor.num_actors=2", "learner.ranks=2")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "learner-0.log").write_text("learner rank 1 is gone or did not answer for 60 s", encoding="utf-8")
+    parent = supervisor.Supervisor(tmp_path, run, plan, range(2), False, [], [])
+    parent._status, parent.memory, parent._workers = open_status(tmp_path, plan, create=True), tmp_path, None
+    parent._began = time.monotonic()
+    for code in (f"import sys; sys.exit({EXIT_STOPPED})", "import time; time.sleep(100)"):
+        parent._learners.append(subprocess.Popen([sys.executable, "-c", code], start_new_session=True))
+    try:
+        workers = Workers(tmp_path, tmp_path, parent._status, run.config.supervisor, parent._log, [])
+        assert parent._watch(lambda: None, workers) == 1
+    finally:
+        parent._kill_all()
+        parent._log.close()
+    assert "learner rank 0 ended because another rank had to stop or is gone (rank 1 has not ended)" in capsys.readouterr().err
+
+
 def test_actors_are_dealt_so_that_ranks_share_the_tasks() -> None:
     assert deal_ranks([(0,), (1,), (0,), (1,)], 2) == [0, 0, 1, 1], "each rank has one of each task"
     assert deal_ranks([(0, 1), (2,), (3,)], 1) == [0, 0, 0]
@@ -166,6 +191,9 @@ def test_torchruns_variables() -> None:
     assert find_place({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}).is_store_ours is False  # type: ignore[union-attr]
     for name, value in (("RANK", ""), ("MASTER_PORT", "http"), ("MASTER_ADDR", "")):
         with pytest.raises(ValueError, match=f"WORLD_SIZE=4 asks for several ranks, but {name}={value!r}"):
+            find_place({**TORCHRUN, name: value})
+    for name, value, count in (("RANK", "4", "WORLD_SIZE=4"), ("LOCAL_RANK", "2", "LOCAL_WORLD_SIZE=2")):
+        with pytest.raises(ValueError, match=f"{name}={value} does not fit {count}"):
             find_place({**TORCHRUN, name: value})
 
 
@@ -208,13 +236,18 @@ def test_the_gate_joins_what_records_need() -> None:
     pair.other = pair.last
     agreed = gate.agree(ready, batches[0])
     assert (agreed.stop, agreed.starved, agreed.save, agreed.log) == (True, [1], True, False)
+    assert agreed.why_stop(1) is None, "says it itself"
+    assert agreed.why_stop(0) == "learner rank 1 had no batch for learner.wait_seconds, so all stop"
     assert agreed.arrays is not None and set(agreed.arrays) == set(RECORDED)
     for name, array in agreed.arrays.items():
         assert array.dtype == batches[0][name].dtype
         np.testing.assert_array_equal(array, np.concatenate([batch[name] for batch in batches], -1))
     pair.other = None
     waiting = gate.agree(ready._replace(ready=False, log=True), None)
-    assert (waiting.arrays, waiting.stop, waiting.log) == (None, False, True)
+    assert (waiting.arrays, waiting.stop, waiting.log, waiting.why_stop(0)) == (None, False, True, None)
+    gate.agree(ready._replace(stop=True), batches[1])
+    pair.other = pair.last
+    assert gate.agree(ready, batches[0]).why_stop(0) == "learner rank 1 was told to stop, so all stop"
 
 
 def test_the_table_of_another_machine_is_copied_into_rank_0s(tmp_path: Path) -> None:
