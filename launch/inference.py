@@ -13,7 +13,7 @@ from agent.transport.board import Board, num_parameters
 from agent.transport.mailbox import Mailbox
 from launch.config import read_run
 from launch.plan import INFERENCE, ActorPlan, Plan
-from launch.ranks import find_place, ranks_here
+from launch.ranks import find_place, local_place, ranks_here
 from launch.remote import plan_of, read_machine
 from launch.status import open_status
 from launch.training import choose_device
@@ -36,10 +36,13 @@ def inference(run_dir: Path, memory: Path) -> int:
     status = open_status(memory, plan)
     row = status.service_row(plan.services.index(INFERENCE))
     status.beat(row)
-    network = Network(plan.network).eval().to(choose_device(config.actor.inference_device, key="actor.inference_device"))
+    place = find_place(os.environ)
+    local = local_place(place, 0, 1)  # beside a rank started apart: that rank's GPU
+    device = choose_device(config.actor.inference_device, *local, key="actor.inference_device")
+    network = Network(plan.network).eval().to(device)
     allow_tf32(config.learner.tf32)
     board = Board(memory / "board", num_parameters(network))
-    ranks = ranks_here(find_place(os.environ), plan.num_ranks)
+    ranks = ranks_here(place, plan.num_ranks)
     mine = [actor for actor in plan.actors if actor.rank in ranks]
     mailboxes = [mailbox for actor in mine for mailbox in open_mailboxes(memory, plan, actor)]
     version: int | None = None  # nothing is answered before the learner's first parameters are here

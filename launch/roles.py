@@ -61,6 +61,8 @@ def learner(run_dir: Path, memory: Path, rank: int, resume: bool) -> int:
     try:
         place = find_place(os.environ)
         device = choose_device(config.learner.device, *local_place(place, rank, plan.num_ranks))
+        if device.type == "cuda":
+            torch.cuda.set_device(device.index or 0)  # what has no device of its own must not go to the first one
         ranks = join(place, config, rank, memory, device)
         is_apart = place is not None
         training = Training(run_dir, run, plan, rings, board, status, resume, device, ranks, is_apart, remote)
