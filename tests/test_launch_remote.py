@@ -152,7 +152,9 @@ def test_a_resumed_run_refuses_only_what_matters_to_actors(tmp_path, run, change
 @pytest.mark.parametrize(
     "changes",
     [{"actors": 0}, {"actors": True}, {"actors": "3"}, {"actors": 10**6}, {"starts": -1}, {"starts": 1e3}, {"code": 3},
-     {"agreed": []}, {"agreed": {"a": 1}}, {"host": None}, {"code_version": {}}],
+     {"agreed": []}, {"agreed": {"a": 1}}, {"host": None}, {"code_version": {}}, {"host": "\ud800"}, {"host": "a\x1b[2J"},
+     {"code": "x", "code_version": "\ud800"}, {"agreed": {"\ud800": "x"}}],
+    ids=ascii,
 )  # fmt: skip
 def test_a_greeting_that_is_none_changes_nothing(tmp_path, run, changes):
     members = Members(tmp_path, run)
