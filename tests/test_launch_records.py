@@ -68,6 +68,8 @@ def test_a_task_without_a_game_has_no_score(tmp_path):
     assert "mean_normalised_percent" not in record, "a mean over some tasks is no mean"
     json.dumps(record, allow_nan=False)
     assert "memory -" in plain_line(record, 100)
+    record |= {"frames_per_second": 0.0, "remote": {"machines": 0}}
+    assert "waiting for unrolls of the actors | other machines joined: 0" in plain_line(record, 100)
     assert not any("memory" in tag and "return" in tag for tag, _ in scalars(record))
 
 
