@@ -191,6 +191,16 @@ def test_what_is_used_up_is_refused(tmp_path, run, monkeypatch):
     assert "has used up its seeds" in str(members.admit(5, greeting(3, 30, {}, CODE)))
 
 
+def test_a_line_that_was_torn_by_a_full_disk_gives_nothing_away(tmp_path, run):
+    """Its machine was never answered; the next line stands alone, and can be read."""
+    admitted(Members(tmp_path, run), 5, 2, 4)
+    path = tmp_path / remote.MEMBERS
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:-9])
+    answer = admitted(Members(tmp_path, run), 6, 2, 4)
+    assert admitted(Members(tmp_path, run), 6, 2, 4) == answer and answer["first"] == 2
+
+
 @settings(deadline=None, max_examples=8)
 @given(st.data())
 def test_no_seed_is_used_twice_on_any_machine(data):
