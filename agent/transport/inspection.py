@@ -10,7 +10,7 @@ _NOT_NEGATIVE = ("environment", "version")
 _FINITE = ("frame", "log_probs")
 # Far beyond what is true of any game, and far below where sums, squares or means of them overflow: a record with an infinite
 # number ends the learner, and one unroll of 2**31 frames in each row ends nearly every run.
-_RANGES = (
+_RANGES: tuple[tuple[str, float, float], ...] = (
     ("frames", 0, 2**20),
     ("episode_frames", 0, 2**53),
     ("episode_steps", 0, 2**53),
@@ -51,9 +51,9 @@ def fault_of(unroll: Arrays, spec: UnrollSpec, legal_actions: Sequence[int], num
     for name in _FINITE:
         if unroll[name].dtype.kind == "f" and not np.isfinite(unroll[name]).all():
             return f"{name} is not finite"
-    for name, low, high in _RANGES:
-        if not _within(unroll[name], low, high):
-            return f"{name} out of {low:g} to {high:g}"
+    for name, least, most in _RANGES:
+        if not _within(unroll[name], least, most):
+            return f"{name} out of {least:g} to {most:g}"
     if unroll["log_probs"].max() > _LARGEST_LOG_PROB:
         return "log_probs are above 0"
     if (np.abs(unroll["episode_return"]) > _LARGEST_RETURN).any():
@@ -64,5 +64,5 @@ def fault_of(unroll: Arrays, spec: UnrollSpec, legal_actions: Sequence[int], num
     return None
 
 
-def _within(values: np.ndarray, low: int, high: int | None) -> bool:
+def _within(values: np.ndarray, low: float, high: float | None) -> bool:
     return bool(values.size == 0 or (values.min() >= low and (high is None or values.max() <= high)))
