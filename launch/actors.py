@@ -147,7 +147,7 @@ class Crew:
             log.close()
 
     def _watch(self, memory: Path, workers: Workers) -> int:
-        report = Report(memory, len(self.plan.actors))
+        report = Report(memory, len(self.plan.actors), self.config.remote.unreachable_seconds)
         pids: dict[str, int | None] = {}
         while not self._interrupts:
             if workers.pids() != pids:
@@ -167,9 +167,10 @@ class Crew:
 class Report:
     """One plain line of what the machine does, from the relay's counters."""
 
-    def __init__(self, memory: Path, num_actors: int) -> None:
-        self._counters, self._num_actors = open_counters(memory, RELAY), num_actors
-        self._began, self._before = time.monotonic(), 0
+    def __init__(self, memory: Path, num_actors: int, unreachable_seconds: float) -> None:
+        self._counters, self._num_actors, self._unreachable = open_counters(memory, RELAY), num_actors, unreachable_seconds
+        self._joined = self._began = time.monotonic()
+        self._before = 0
 
     @property
     def seconds(self) -> float:
@@ -182,10 +183,16 @@ class Report:
         rate, self._before = (sent - self._before) / self.seconds, sent
         self._began = time.monotonic()
         age = f"{self._began - counters['parameters_at']:.0f} s old" if counters["parameters_at"] else "none yet"
+        silent = self._began - max(self._joined, counters["heard_at"])
+        wait = (
+            f" | the run has not answered for {silent:.0f} s: it has ended or is out of reach"
+            if silent > self._unreachable
+            else ""
+        )
         return (
             f"{self._num_actors} actors | {rate:,.1f} unrolls/s sent, {sent:,} in all, {counters['dropped']:,} dropped | "
             f"parameters {counters['version']:,} of {counters['newest_version']:,}, {age} | "
-            f"{counters['saved_bytes'] / 1e6:,.1f} MB saved"
+            f"{counters['saved_bytes'] / 1e6:,.1f} MB saved{wait}"
         )
 
 

@@ -32,7 +32,8 @@ def inference(run_dir: Path, memory: Path) -> int:
     """Answer until killed. Returns the exit code."""
     torch.set_num_threads(1)
     run = read_run(run_dir)
-    config, plan = run.config, plan_of(run, read_machine(run_dir))
+    machine = read_machine(run_dir)
+    config, plan = run.config, plan_of(run, machine)
     status = open_status(memory, plan)
     row = status.service_row(plan.services.index(INFERENCE))
     status.beat(row)
@@ -42,8 +43,9 @@ def inference(run_dir: Path, memory: Path) -> int:
     network = Network(plan.network).eval().to(device)
     allow_tf32(config.learner.tf32)
     board = Board(memory / "board", num_parameters(network))
+    # A machine that has joined has no ranks, and all actors of its plan.
     ranks = ranks_here(place, plan.num_ranks)
-    mine = [actor for actor in plan.actors if actor.rank in ranks]
+    mine = [actor for actor in plan.actors if machine is not None or actor.rank in ranks]
     mailboxes = [mailbox for actor in mine for mailbox in open_mailboxes(memory, plan, actor)]
     version: int | None = None  # nothing is answered before the learner's first parameters are here
     answered, written = 0, 0.0

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ class Lines:
 
     def __init__(self, path: Path, frames_key: str = "", last_frames: int | None = None) -> None:
         self.dropped = cut_after(path, frames_key, last_frames) if last_frames is not None and path.exists() else 0
+        _cut_torn(path)
         self._stream = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -40,6 +42,21 @@ class Lines:
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
+
+
+def _cut_torn(path: Path) -> None:
+    """Cut a last line without an end, of a full disk or a kill: the next one would be glued to it, and neither be read."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb+") as stream:
+        stream.seek(-1, os.SEEK_END)
+        if stream.read() == b"\n":
+            return
+        stream.seek(0)
+        kept_bytes = 0
+        for line in stream:
+            kept_bytes += len(line) if line.endswith(b"\n") else 0
+        stream.truncate(kept_bytes)
 
 
 def cut_after(path: Path, frames_key: str, last_frames: int) -> int:

@@ -204,7 +204,7 @@ class Members:
 
 
 def _check_greeting(hello: Mapping[str, Any]) -> tuple[int, int, dict[str, str]]:
-    """Actors, starts and what is agreed; WireError for wrong types or ranges."""
+    """Actors, starts and what is agreed; WireError for wrong types or ranges, or texts that no file or screen can show."""
     actors, starts, agreed = hello.get("actors"), hello.get("starts"), hello.get("agreed")
     texts = [hello.get(key) for key in ("code", "code_version", "host")]
     if (
@@ -213,7 +213,7 @@ def _check_greeting(hello: Mapping[str, Any]) -> tuple[int, int, dict[str, str]]
         or not 1 <= actors <= MAX_ACTORS
         or not 1 <= starts <= 2**24
         or not isinstance(agreed, dict)
-        or not all(isinstance(text, str) for text in [*texts, *agreed.values()])
+        or not all(isinstance(text, str) and text.isprintable() for text in [*texts, *agreed, *agreed.values()])
     ):
         raise WireError("content", "no greeting")
     return actors, starts, agreed

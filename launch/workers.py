@@ -47,6 +47,7 @@ class Worker:
     before: int = 0  # progress when it started
     failures: int = 0
     due: float = 0.0  # when to start it again, if it has no process
+    generation: int = 0  # of its next start
 
 
 class RestartLog:
@@ -101,6 +102,7 @@ class Workers:
     def start(self) -> None:
         """Start all."""
         for worker in self.workers:
+            worker.generation = self._log.generation
             self._start(worker)
 
     def check(self) -> tuple[Worker, str] | None:
@@ -134,6 +136,8 @@ class Workers:
         worker.failures = 1 if progress > worker.before else worker.failures + 1
         detail = last_words(self.folder / "logs" / f"{worker.name}.log")
         self._log.write({"event": "restart", **worker.record, "reason": reason, "last_line": detail})
+        # Its own, also if others die before it is started again: seeds hang on it.
+        worker.generation = self._log.generation
         if code == EXIT_REFUSED:
             return reason
         limit = self._settings.max_start_failures * (PATIENCE if progress else 1)
@@ -158,7 +162,7 @@ class Workers:
         scratch.mkdir(parents=True)
         # One compute thread: BLAS libraries read these when they are loaded.
         threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
-        arguments = [*worker.arguments, "--generation", str(self._log.generation)]
+        arguments = [*worker.arguments, "--generation", str(worker.generation)]
         worker.process = spawn(self.folder, self.memory, worker.name, arguments, {"TMPDIR": str(scratch), **threads})
 
 

@@ -108,7 +108,9 @@ def fault(**values) -> str | None:
         {"task": 2}, {"task": -1}, {"actor": 1}, {"action": 3}, {"action": -1}, {"last_action": -2}, {"last_action": 3},
         {"task": 0, "action": 2}, {"instruction": -1}, {"instruction": 1001}, {"frames": -1}, {"episode_frames": -1},
         {"episode_steps": -1}, {"environment": -1}, {"version": -1}, {"reward": np.nan}, {"log_probs": -np.inf},
-        {"core_state": np.inf}, {"acted_at": np.nan}, {"episode_return": np.inf},
+        {"core_state": np.inf}, {"acted_at": np.nan}, {"episode_return": np.inf}, {"episode_return": -1e300},
+        {"acted_at": 1e300}, {"acted_at": -1.0}, {"log_probs": 1.0}, {"frames": 2**31 - 1}, {"reward": 3e38},
+        {"core_state": -3e38}, {"episode_frames": 2**60}, {"episode_steps": 2**60},
     ],
     ids=str,
 )  # fmt: skip
@@ -120,6 +122,8 @@ def test_values_at_their_limits_are_taken():
     assert fault() is None
     assert fault(action=2, last_action=-1, instruction=1000, episode_return=np.nan) is None
     assert fault(task=0, action=1, last_action=1) is None
+    assert fault(log_probs=1e-6, reward=-1e12, frames=108_000, episode_frames=2**40, acted_at=4e9) is None
+    assert fault(log_probs=-1e9, episode_return=-1e15) is None
 
 
 @pytest.mark.parametrize("name", ["terminated", "truncated", "first"])

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 import runs
-from launch.actors import main
+from launch.actors import Report, main
 from launch.process import PREFIX, memory_root
+from launch.remote import RELAY
+from launch.services import open_counters
 from runs import ACTORS, QUICK, assert_nothing_left, lines, pids, send, started, updates, wait_for
 
 PATIENT = 180.0
@@ -61,7 +63,9 @@ def story(tmp_path_factory):
         notes["first_output"], _ = run.communicate(timeout=PATIENT)
         notes["codes"] = [run.returncode]
         goal = updates(run_dir) + 5
-        run = stack.enter_context(started("--resume", str(run_dir), "learner.batch_size=4", "log.every_seconds=0.3"))
+        run = stack.enter_context(
+            started("--resume", str(run_dir), "learner.batch_size=4", "log.every_seconds=0.3", "actor.inference=batched")
+        )
         wait_while_alive(lambda: updates(run_dir) >= goal, run, first)
         notes["same_actors"] = {name: workers(base / "first")[name] for name in notes["actors"]}
         notes["lost"] = lines(run_dir / "metrics.jsonl")[-1]["remote"]["unrolls_lost"]
@@ -69,7 +73,7 @@ def story(tmp_path_factory):
         first.kill()
         notes["said"], _ = first.communicate(timeout=PATIENT)
         second = stack.enter_context(started(*join, "--actors", "1", "--folder", str(base / "second"), script=ACTORS))
-        number = 10_002  # the first actor of the second machine
+        number = 10_002  # the first actor of the second machine, which plays with an inference process of its own
         wait_while_alive(lambda: any(game["actor"] >= number for game in lines(run_dir / "episodes.jsonl")), run, second)
         for process in (second, run):
             process.send_signal(signal.SIGINT)
@@ -141,3 +145,15 @@ def test_bad_flags_are_refused_in_a_sentence(arguments, words, capsys, tmp_path)
     assert main([*arguments, "--folder", str(tmp_path / "folder")]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "folder").exists()
+
+
+def test_a_machine_whose_run_is_silent_says_so(tmp_path, monkeypatch):
+    now = 5_000.0
+    monkeypatch.setattr("launch.actors.time.monotonic", lambda: now)
+    counters = open_counters(tmp_path, RELAY, create=True)
+    counters["heard_at"] = 5_000
+    report = Report(tmp_path, 2, unreachable_seconds=10)
+    now = 5_009.0
+    assert "has not answered" not in report.line()
+    now = 5_047.0
+    assert report.line().endswith("the run has not answered for 47 s: it has ended or is out of reach")

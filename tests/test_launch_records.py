@@ -68,6 +68,7 @@ def test_a_task_without_a_game_has_no_score(tmp_path):
     assert "mean_normalised_percent" not in record, "a mean over some tasks is no mean"
     json.dumps(record, allow_nan=False)
     assert "memory -" in plain_line(record, 100)
+    assert not any("memory" in tag and "return" in tag for tag, _ in scalars(record))
 
 
 def test_the_line_tells_of_other_machines(tmp_path):
@@ -77,7 +78,6 @@ def test_the_line_tells_of_other_machines(tmp_path):
     line = plain_line(record | {"remote": remote}, 100)
     assert "waiting for unrolls of the actors | 16 actors on 2 other machines | 1,200 unrolls lost | 3 messages refused" in line
     assert "other machines" not in plain_line(record, 100)
-    assert not any("memory" in tag and "return" in tag for tag, _ in scalars(record))
 
 
 def test_speed_and_share_per_task(tmp_path):

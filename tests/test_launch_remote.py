@@ -152,7 +152,9 @@ def test_a_resumed_run_refuses_only_what_matters_to_actors(tmp_path, run, change
 @pytest.mark.parametrize(
     "changes",
     [{"actors": 0}, {"actors": True}, {"actors": "3"}, {"actors": 10**6}, {"starts": -1}, {"starts": 1e3}, {"code": 3},
-     {"agreed": []}, {"agreed": {"a": 1}}, {"host": None}, {"code_version": {}}],
+     {"agreed": []}, {"agreed": {"a": 1}}, {"host": None}, {"code_version": {}}, {"host": "\ud800"}, {"host": "a\x1b[2J"},
+     {"code": "x", "code_version": "\ud800"}, {"agreed": {"\ud800": "x"}}],
+    ids=ascii,
 )  # fmt: skip
 def test_a_greeting_that_is_none_changes_nothing(tmp_path, run, changes):
     members = Members(tmp_path, run)
@@ -187,6 +189,16 @@ def test_what_is_used_up_is_refused(tmp_path, run, monkeypatch):
     admitted(members, 5, 3, 3)
     assert "has had 3 remote actors, 4 are the most" in str(members.admit(6, greeting(2, 2, {}, CODE)))
     assert "has used up its seeds" in str(members.admit(5, greeting(3, 30, {}, CODE)))
+
+
+def test_a_line_that_was_torn_by_a_full_disk_gives_nothing_away(tmp_path, run):
+    """Its machine was never answered; the next line stands alone, and can be read."""
+    admitted(Members(tmp_path, run), 5, 2, 4)
+    path = tmp_path / remote.MEMBERS
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:-9])
+    answer = admitted(Members(tmp_path, run), 6, 2, 4)
+    assert admitted(Members(tmp_path, run), 6, 2, 4) == answer and answer["first"] == 2
 
 
 @settings(deadline=None, max_examples=8)

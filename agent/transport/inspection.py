@@ -6,8 +6,21 @@ import numpy as np
 
 from agent.unroll import NO_ACTION, Arrays, UnrollSpec
 
-_NOT_NEGATIVE = ("frames", "episode_frames", "episode_steps", "environment", "version")
-_FINITE = ("frame", "reward", "log_probs", "core_state", "acted_at")
+_NOT_NEGATIVE = ("environment", "version")
+_FINITE = ("frame", "log_probs")
+# Far beyond what is true of any game, and far below where sums, squares or means of them overflow: a record with an infinite
+# number ends the learner, and one unroll of 2**31 frames in each row ends nearly every run.
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("frames", 0, 2**20),
+    ("episode_frames", 0, 2**53),
+    ("episode_steps", 0, 2**53),
+    ("acted_at", 0, 2**40),
+    ("reward", -1e15, 1e15),
+    ("core_state", -1e15, 1e15),
+)
+_LARGEST_RETURN = 1e30
+# Probabilities are at most 1, but for rounding.
+_LARGEST_LOG_PROB = 1e-3
 
 
 def fault_of(unroll: Arrays, spec: UnrollSpec, legal_actions: Sequence[int], num_words: int, actor: int) -> str | None:
@@ -38,13 +51,18 @@ def fault_of(unroll: Arrays, spec: UnrollSpec, legal_actions: Sequence[int], num
     for name in _FINITE:
         if unroll[name].dtype.kind == "f" and not np.isfinite(unroll[name]).all():
             return f"{name} is not finite"
-    if np.isinf(unroll["episode_return"]).any():
-        return "episode_return is infinite"
+    for name, least, most in _RANGES:
+        if not _within(unroll[name], least, most):
+            return f"{name} out of {least:g} to {most:g}"
+    if unroll["log_probs"].max() > _LARGEST_LOG_PROB:
+        return "log_probs are above 0"
+    if (np.abs(unroll["episode_return"]) > _LARGEST_RETURN).any():
+        return f"episode_return beyond {_LARGEST_RETURN:g}"
     for name, field in spec.fields().items():
         if field.dtype == "bool" and not _within(unroll[name].view(np.uint8), 0, 1):
             return f"{name} is neither true nor false"
     return None
 
 
-def _within(values: np.ndarray, low: int, high: int | None) -> bool:
+def _within(values: np.ndarray, low: float, high: float | None) -> bool:
     return bool(values.size == 0 or (values.min() >= low and (high is None or values.max() <= high)))
