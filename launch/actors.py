@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from socket import getaddrinfo
 
 import zmq
 
@@ -77,6 +78,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _look_up(address: str) -> None:
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        getaddrinfo(host, None)
+    except OSError as error:
+        raise ValueError(f"--connect {address}: no machine is called {host} ({error.strerror})") from error
+
+
 def join(address: str, num_actors: int, keys: Path | None) -> tuple[Machine, dict[str, str]]:
     """Say hello: the stay of this machine, and the run's configuration files.
 
@@ -86,6 +95,7 @@ def join(address: str, num_actors: int, keys: Path | None) -> tuple[Machine, dic
     folder = str(keys.resolve()) if keys is not None else ""
     session = 1 + secrets.randbits(52)
     socket = connect(address, folder, 0)
+    _look_up(address)
     print(f"waiting for an answer of {address}", flush=True)
     try:
         answer = greet(socket, session, greeting(num_actors, num_actors, {}, this_code()), ANSWER_SECONDS)

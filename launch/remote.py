@@ -154,7 +154,8 @@ class Members:
         actors, starts, agreed = _check_greeting(hello)
         if hello["code"] != self._code.digest:
             return (
-                f"this machine runs other code ({hello['code_version']}) than the run ({self._code.version}): "
+                f"this machine runs other code ({hello['code_version']}, files {hello['code'][:8]}) than the run "
+                f"({self._code.version}, files {self._code.digest[:8]}): "
                 "install the same version on both"
             )
         for words, digest in agreed.items():

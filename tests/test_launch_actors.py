@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq.auth
 
 import runs
 from launch.actors import Report, main
@@ -157,3 +158,11 @@ def test_a_machine_whose_run_is_silent_says_so(tmp_path, monkeypatch):
     assert "has not answered" not in report.line()
     now = 5_047.0
     assert report.line().endswith("the run has not answered for 47 s: it has ended or is out of reach")
+
+
+def test_a_machine_that_nobody_knows_is_named(tmp_path, capsys):
+    for name in ("run", "actors"):
+        zmq.auth.create_certificates(tmp_path, name)
+    arguments = ["--connect", "tcp://nowhere.invalid:5555", "--actors", "1", "--keys", str(tmp_path)]
+    assert main([*arguments, "--folder", str(tmp_path / "folder")]) == 2
+    assert "--connect tcp://nowhere.invalid:5555: no machine is called nowhere.invalid" in capsys.readouterr().err
