@@ -247,7 +247,7 @@ def fill(disk: Path, run: Run, result: Result) -> None:
     run.end()
 
 
-ROWS = (
+LOCAL_ROWS = (
     Row(
         "actors killed", actors_killed, "kill -9 of an actor, half of them as it hands over unrolls",
         "replaced; what it committed reaches the learner", 3, 100,
@@ -267,10 +267,10 @@ ROWS = (
     ),
     Row(
         "engines killed", engines_killed, "kill -9 of an environment's process",
-        "replaced; its game counts for nothing; the actor lives", 2, 30, shared=False,
+        "replaced; its game counts for nothing; the actor lives", 2, 30, shared="",
     ),
     Row(
         "disk full", disk_full, "disk full during a save, freed, then --resume",
-        "ends with the reason; the checkpoint before is whole", 1, 5, shared=False,
+        "ends with the reason; the checkpoint before is whole", 1, 5, shared="",
     ),
 )  # fmt: skip

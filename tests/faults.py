@@ -13,13 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 from fault_ledger import FAULTS
-from fault_rows import ROWS
+from fault_remote_rows import REMOTE_ROWS
+from fault_rows import LOCAL_ROWS
 from fault_runs import Result, Shop, as_json
 
+ROWS = (*LOCAL_ROWS, *REMOTE_ROWS)
 LEGEND = """\
 consumed = unrolls that the learner took; kept = those that the checkpoint counts; rolled back = consumed after the last
-checkpoint of a learner that was killed; unread = committed when the learner was gone. lost = committed to a learner that lived,
-or counted by a checkpoint, and not there. Rows that share a run share its unrolls."""
+checkpoint of a learner that was killed; unread = committed when the learner was gone. Of other machines, dropped = while they
+could not reach the run, counted there; waiting = still there when they left. lost = committed to a learner that lived, or
+counted by a checkpoint, and not there. Rows that share a run share its unrolls."""
 
 
 def main() -> int:
@@ -38,9 +41,10 @@ def main() -> int:
         shop = Shop(Path(folder), options.seed, share=not options.long)
         try:
             for row in ROWS:
-                if row.name in names:
+                times = row.long if options.long else row.short
+                if row.name in names and times:
                     print(f"{row.name} ...", file=sys.stderr, flush=True)
-                    results[row.name] = shop.play(row, row.long if options.long else row.short)
+                    results[row.name] = shop.play(row, times)
             shop.settle()
         finally:
             shop.abandon()
