@@ -233,6 +233,7 @@ def audit_remote(life: Life, stays: Sequence[Stay], known_lost: int, length: int
     books.torn = sum(bool(unroll.torn) for unroll in own.unrolls)
     books.doubled = len(received) - len(places)
     missing = books.committed - len(own.unrolls) - books.dropped
+    missing += sum(abs(stay.released - stay.acknowledged - stay.dropped) for stay in stays)
     books.lost, more = max(0, missing), max(0, -missing)
     books.doubled = max(books.doubled, more)
     gaps = sum(_gaps([u for u in own.unrolls if u.seed == seed], length) for seed in {u.seed for u in own.unrolls})

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import runs
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
@@ -26,8 +24,6 @@ from launch.config import read_run
 from launch.plan import LISTENER, make_plan
 from launch.remote import LEDGER, RELAY, plan_of, read_machine
 from launch.services import open_counters, open_remote_rings
-
-UNREACHABLE_SECONDS = 2
 
 
 def waiting_in(ring: Ring, check: Any) -> list[Unroll]:
@@ -102,7 +98,6 @@ class RemoteRun(Run):
         folder: to work in.
         seed: of the run.
         address: to listen at.
-        more: arguments.
         prefix: of the run's command. machine_prefix: of actors.py.
     """
 
@@ -111,11 +106,10 @@ class RemoteRun(Run):
         folder: Path,
         seed: int,
         address: str,
-        more: Sequence[str] = (),
         prefix: Sequence[str] = (),
         machine_prefix: Sequence[str] = (),
     ) -> None:
-        arguments = [*numbered(folder, seed), "--listen", address, "remote.only=true", *more]
+        arguments = [*numbered(folder, seed), "--listen", address, "remote.only=true"]
         super().__init__(folder, arguments, Oracle().check, prefix=prefix)
         self.address, self.machines, self.stays = address, list[Machine](), list[Stay]()
         self._machine_prefix = machine_prefix
@@ -308,9 +302,3 @@ def two_namespaces() -> Iterator[Wire]:
         yield wire
     finally:
         wire.remove()
-
-
-def same_parameters(run: Run, machine: Machine) -> bool:
-    """Whether the machine has what the learner has posted, where both have the same version."""
-    (posted, numbers), (seen, copied) = run.board.copy(), machine.board.copy()
-    return posted.version != seen.version or bool(np.array_equal(numbers, copied))
