@@ -13,7 +13,8 @@ import zmq
 from agent.transport import sockets, wire
 from agent.transport.listener import REFUSALS
 from fault_remote import Distance, Machine, RemoteRun, free_address, two_namespaces
-from fault_runs import Broken, Result, Row, Shop, enter, restart_lines
+from fault_runs import Broken, Result, restart_lines
+from fault_shop import Row, Shop, enter
 from launch.config import read_run
 from launch.plan import make_plan
 from wire_fuzz import messages
