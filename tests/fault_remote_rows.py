@@ -229,11 +229,11 @@ def network_cut(shop: Shop, result: Result) -> None:
 REMOTE_ROWS = (
     Row(
         "relay killed", relays_killed, "kill -9 of the relay of another machine",
-        "replaced; its actors play on, no unroll is lost uncounted", 2, 30, "remote",
+        "replaced; its actors play on, no unroll is lost uncounted", 1, 30, "remote",
     ),
     Row(
         "listener killed", listeners_killed, "kill -9 of the listener",
-        "replaced; learner and actors go on, no unroll is lost uncounted", 2, 30, "remote",
+        "replaced; learner and actors go on, no unroll is lost uncounted", 1, 30, "remote",
     ),
     Row(
         "fuzz with key", fuzzed_with_key, "wrong messages to the listener, with a valid key",
