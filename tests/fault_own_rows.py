@@ -100,15 +100,16 @@ def ranks_killed(shop: Shop, result: Result) -> None:
             run.start()
             result.seconds.append(time.monotonic() - moment)
         run.interrupt()
-        enter(result, games_of(run))
+        enter(result, games_of(run, result))
     finally:
         run.kill()
 
 
-def games_of(run: Run) -> Books:
+def games_of(run: Run, result: Result) -> Books:
     """episodes.jsonl against the checkpoint, where unrolls are not dumped."""
     counters = checkpoint.load(run.run_dir)["counters"]
-    beyond = len(runs.lines(run.run_dir / "episodes.jsonl")) - counters["episodes"]
+    result.found["games"] = len(runs.lines(run.run_dir / "episodes.jsonl"))
+    beyond = result.found["games"] - counters["episodes"]
     return Books(lines_twice=max(0, beyond), lines_missing=max(0, -beyond))
 
 
@@ -130,7 +131,7 @@ def disk_full(shop: Shop, result: Result) -> None:
             run.start()
             result.seconds.append(time.monotonic() - moment)
         run.interrupt()
-        enter(result, games_of(run))
+        enter(result, games_of(run, result))
     finally:
         run.kill()
         subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -62,13 +62,23 @@ def show(results: dict[str, Result]) -> None:
     for heading in ("row", "what was done", "times", "promised", "found", "recovery, s (median / max)", "verdict"):
         table.add_column(heading)
     for name, result in results.items():
-        words = {key: f"{key.replace('_', ' ')} {value}" for key, value in result.found.items()}
-        faults = ", ".join(words.pop(key) for key in FAULTS if key in words)
-        found = "\n".join(filter(None, [", ".join(words.values()), faults, *result.broken, result.not_run]))
-        table.add_row(name, result.done, str(result.times), result.promised, found, result.recovery(), result.verdict())
+        table.add_row(
+            name, result.done, str(result.times), result.promised, what_was_found(result), result.recovery(), result.verdict()
+        )
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
     console.print(LEGEND)
+
+
+def what_was_found(result: Result) -> str:
+    """In words; what is 0 is left out where it may be anything."""
+    words = [f"{key.replace('_', ' ')} {value}" for key, value in result.found.items() if value and key not in FAULTS]
+    clean = not any(result.found.get(key) for key in FAULTS)
+    if result.found.get("committed"):
+        words += ["none torn, doubled or lost; frames and games exact"] * clean
+    elif not result.not_run:
+        words += ["games exact"] * clean
+    return "\n".join(filter(None, [", ".join(words), *result.broken, result.not_run]))
 
 
 if __name__ == "__main__":
