@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -30,6 +31,13 @@ TARGET = 0.8
 SUITES = {"toy": ["--suite", "toy"], "breakout": ["--suite", "atari57", "--tasks", "breakout"]}
 # Who stands still must not be taken for dead.
 PATIENT = ["supervisor.silent_seconds=100000", "log.tensorboard=false", "learner.conflict_every=0"]
+
+
+class Window(NamedTuple):
+    """frames_per_second: that the learner trained on. cpu_microseconds: per frame, by role."""
+
+    frames_per_second: float
+    cpu_microseconds: dict[str, float]
 
 
 class Side:
@@ -56,7 +64,7 @@ class Side:
         self.board = Board(memory / "board", num_parameters(network))
         self._wait(lambda: self.board.version() > 0)
 
-    def _wait(self, what) -> None:
+    def _wait(self, what: Callable[[], Any]) -> None:
         runs.wait_for(lambda: self._check() and what(), PATIENCE_SECONDS)
 
     def _check(self) -> bool:
@@ -64,14 +72,27 @@ class Side:
             assert process.poll() is None, f"{process.args} ended: its output is beside {self._run_dir}"
         return True
 
-    def send(self, number: signal.Signals) -> None:
-        """A signal to every process of the run; to supervisors first."""
+    def _all(self) -> Iterator[psutil.Process]:
+        """Every process of the run, supervisors first."""
         for process in self._processes:
             try:
-                for one in (parent := psutil.Process(process.pid), *parent.children(recursive=True)):
-                    one.send_signal(number)
+                yield from (parent := psutil.Process(process.pid), *parent.children(recursive=True))
             except psutil.NoSuchProcess:
                 continue
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to all."""
+        for process in self._all():
+            process.send_signal(number)
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """By role, in the life of its processes."""
+        found: dict[str, float] = {}
+        for process in self._all():
+            line, times = process.cmdline(), process.cpu_times()
+            role = line[line.index("launch.roles") + 1] if "launch.roles" in line else "supervisor"
+            found[role] = found.get(role, 0.0) + times.user + times.system
+        return found
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         self.send(signal.SIGCONT)
@@ -81,16 +102,17 @@ class Side:
         except subprocess.TimeoutExpired:
             process.kill()
 
-    def frames_per_second(self, warm_seconds: float, seconds: float) -> float:
-        """That the learner trains on, after some time to get going again; it stands still afterwards."""
+    def window(self, warm_seconds: float, seconds: float) -> Window:
+        """Work for a while, after some time to get going again; it stands still afterwards."""
         self.send(signal.SIGCONT)
         time.sleep(warm_seconds)
         self._check()
-        began, frames = time.monotonic(), self.board.copy()[0].frames
+        began, frames, before = time.monotonic(), self.board.copy()[0].frames, self.cpu_seconds()
         time.sleep(seconds)
-        rate = (self.board.copy()[0].frames - frames) / (time.monotonic() - began)
+        frames, seconds = self.board.copy()[0].frames - frames, time.monotonic() - began
+        after = self.cpu_seconds()
         self.send(signal.SIGSTOP)
-        return rate
+        return Window(frames / seconds, {role: (after[role] - before[role]) / frames * 1e6 for role in before})
 
 
 def measure(suite: str, pairs: int, seconds: float, warm_seconds: float, more: Sequence[str]) -> float:
@@ -111,8 +133,11 @@ def measure(suite: str, pairs: int, seconds: float, warm_seconds: float, more: S
             sides[side].send(signal.SIGSTOP)
         for number in range(pairs):
             for side in ("local", "remote") if number % 2 == 0 else ("remote", "local"):
-                rates[side].append(sides[side].frames_per_second(warm_seconds, seconds))
-                print(f"{suite} {side}: {rates[side][-1]:,.0f} frames/s", flush=True)
+                window = sides[side].window(warm_seconds, seconds)
+                rates[side].append(window.frames_per_second)
+                costs = ", ".join(f"{role} {cost:,.0f}" for role, cost in window.cpu_microseconds.items())
+                total = sum(window.cpu_microseconds.values())
+                print(f"{suite} {side}: {rates[side][-1]:,.0f} frames/s; CPU us a frame {total:,.0f}: {costs}", flush=True)
     medians = {side: statistics.median(found) for side, found in rates.items()}
     ratio = medians["remote"] / medians["local"]
     words = ", ".join(f"{side} {median:,.0f}" for side, median in medians.items())
