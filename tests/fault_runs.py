@@ -235,7 +235,7 @@ def numbered(folder: Path, seed: int) -> list[str]:
     """Arguments of a run with numbered environments; a network large enough for a save that a kill can hit."""
     (folder / "witness").mkdir(parents=True)
     (folder / "fault_envs.py").write_bytes((Path(__file__).parent / "fault_envs.py").read_bytes())
-    task = {"env": "fault_envs:make_numbered", "env_kwargs": {"witness": str(folder / "witness"), "pause": 0.002}}
+    task = {"env": "fault_envs:make_numbered", "env_kwargs": {"witness": str(folder / "witness"), "pause": 0.004}}
     suite = {"name": "numbered", "tasks": [{"name": "first", **task}, {"name": "second", **task}]}
     (folder / "suite.yaml").write_text(yaml.safe_dump(suite), encoding="utf-8")
     return [

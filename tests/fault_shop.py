@@ -52,20 +52,13 @@ class Shop:
                 run.kill()  # rows to come get another
                 self._enter(row.shared, "")
             elif not self.share:
-                self._end(row.shared)
+                self.settle(row.shared)
         return result
 
-    def settle(self) -> None:
-        """End the shared runs, and enter their books into the rows that used them."""
-        for name in list(self._shared):
-            self._end(name)
-
-    def abandon(self) -> None:
-        """Leave nothing behind, whatever happened."""
-        for run in self._shared.values():
-            run.kill()
-
-    def _end(self, name: str) -> None:
+    def settle(self, name: str) -> None:
+        """End a shared run, if it is there, and enter its books into the rows that used it."""
+        if name not in self._shared:
+            return
         complaint = ""
         try:
             self._shared[name].start().interrupt()
@@ -73,6 +66,11 @@ class Shop:
             complaint = f"the run could not be resumed and stopped in the end: {error}"
             self._shared[name].kill()
         self._enter(name, complaint)
+
+    def abandon(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        for run in self._shared.values():
+            run.kill()
 
     def _enter(self, name: str, complaint: str) -> None:
         run = self._shared.pop(name)

@@ -42,12 +42,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         shop = Shop(Path(folder), options.seed, share=not options.long)
         try:
-            for row in ROWS:
-                times = row.long if options.long else row.short
-                if row.name in names and times:
-                    print(f"{row.name} ...", file=sys.stderr, flush=True)
-                    results[row.name] = shop.play(row, times)
-            shop.settle()
+            for row in (rows := [row for row in ROWS if row.name in names and (row.long if options.long else row.short)]):
+                print(f"{row.name} ...", file=sys.stderr, flush=True)
+                results[row.name] = shop.play(row, row.long if options.long else row.short)
+                if row.shared not in [other.shared for other in rows[rows.index(row) + 1 :]]:
+                    shop.settle(row.shared)
         finally:
             shop.abandon()
     if options.json:
