@@ -156,7 +156,7 @@ class Learner:
         output = self.network(batch, batch["core_state"], tasks, first)
         losses = compute_losses(output, batch, self.loss_settings, self.popart.scale(tasks) if self.popart else None)
         loss = losses.total()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad()
         loss.backward()
         frames = batch["frames"][1:]
         numbers = {

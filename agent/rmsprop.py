@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -37,7 +37,7 @@ class RMSProp:
         self.state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
         self._initial_square = initial_square
 
-    def zero_grad(self, set_to_none: Literal[True] = True) -> None:
+    def zero_grad(self) -> None:
         """Forget the gradients."""
         for group in self.param_groups:
             for parameter in group["params"]:

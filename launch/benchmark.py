@@ -14,114 +14,33 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from agent.device import allow_tf32
-from agent.inference import LocalPolicy
-from agent.learner import Learner
-from agent.network import Network
-from agent.transport.board import Board, num_parameters
-from agent.transport.ring import Ring
 from launch import scaling
 from launch.config import RunFiles, load_config, suite_of
-from launch.plan import Plan, groups, make_plan, network_spec
+from launch.plan import make_plan, network_spec
 from launch.process import memory_root
 from launch.records import METRICS, last_line, read_lines
 from launch.recurrence import measure_recurrence
-from launch.scaling import random_batch
+from launch.stages import Stages
 from launch.training import choose_device
 from launch.workers import PIDS
-from tasks.environment import check_suite, make_vector_env, suite_spaces
+from tasks.environment import check_suite, suite_spaces
 
 # After a pause the run needs so long until its queues are as before.
 SETTLE_SECONDS = 2.0
 START_SECONDS = 300.0
-
-
-class Stages:
-    """Measures each stage alone on one core, with a run's own sizes.
-
-    Args:
-        run, plan: what is measured.
-        folder: for mapped files.
-        environments: measure them too; engines that are processes work on all cores at once.
-    """
-
-    def __init__(self, run: RunFiles, plan: Plan, folder: Path, environments: bool = True) -> None:
-        torch.set_num_threads(1)
-        torch.set_flush_denormal(True)
-        rng = np.random.default_rng(0)
-        learner = run.config.learner
-        first = {group.task: group for actor in reversed(plan.actors) for group in groups(actor)}
-        self._environments = [_environment(run, task, group.count) for task, group in first.items() if environments]
-        self._rng = rng
-        self._num_steps = learner.batch_size * run.config.actor.unroll_length
-        network = Network(plan.network)
-        self._learner = Learner(network, run.config.loss, run.config.optimiser, run.config.total_frames)
-        self._arrays = random_batch(plan.unroll, learner.batch_size, len(plan.task_names), rng)
-        self._batch = {name: torch.from_numpy(array) for name, array in self._arrays.items()}
-        half = plan.actors[0].halves[0]
-        self._num_envs = sum(group.count for group in half)
-        self._policy = LocalPolicy(network, [group.task for group in half for _ in range(group.count)])
-        self._rows = {
-            name: rng.integers(0, 255, (self._num_envs, *array.shape[2:])).astype(array.dtype)
-            for name, array in self._arrays.items()
-            if name in ("frame", "instruction")
-        }
-        self._ring = Ring(folder / "benchmark-ring", plan.unroll, 1, create=True)
-        self._board = Board(folder / "benchmark-board", num_parameters(network), create=True)
-        self._received = plan.unroll.empty(learner.batch_size)
-
-    def measure(self, seconds: float) -> dict[str, float]:
-        """Stage -> seconds per agent step, each measured for about `seconds`."""
-        environments = [self._environment_cost(e, seconds) for e in self._environments]
-        return {
-            **({"environment": statistics.mean(environments)} if environments else {}),
-            "inference": time_of(self._infer, seconds) / self._num_envs,
-            "learner": time_of(self._update, seconds) / self._num_steps,
-            "transport": time_of(self._transport, seconds) / self._num_steps,
-        }
-
-    def _environment_cost(self, environment: Any, seconds: float) -> float:
-        def step() -> None:
-            environment.step(self._rng.integers(0, environment.single_action_space.n, environment.num_envs))
-
-        return time_of(step, seconds / len(self._environments)) / environment.num_envs
-
-    def _infer(self) -> None:
-        zeros = np.zeros(self._num_envs, np.float32)
-        self._policy.act(self._rows["frame"], self._rows.get("instruction"), zeros, zeros > 0, self._rng.random(self._num_envs))
-
-    def _update(self) -> None:
-        self._learner.update(self._batch, self._arrays["task"].tolist())
-
-    def _transport(self) -> None:
-        """A batch down, parameters up: once posted, once read."""
-        for column in range(len(self._arrays["task"])):
-            self._ring.write(self._arrays, column)
-            self._ring.spec.copy_in(self._received, column, self._ring.peek())
-            self._ring.release()
-        self._board.publish(self._learner.network, 1, 0)
-        self._board.read(self._learner.network)
-
-
-def time_of(call: Callable[[], None], seconds: float) -> float:
-    """Mean seconds of a call, repeated for about `seconds` after one to warm up."""
-    call()
-    count, began = 0, time.perf_counter()
-    while (spent := time.perf_counter() - began) < seconds or not count:
-        call()
-        count += 1
-    return spent / count
+# As many as published agents were trained on.
+FRAMES = 1e10
 
 
 def run_and_measure(
@@ -146,12 +65,19 @@ def run_and_measure(
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
-    return summarise(measured, os.cpu_count() or 1, plan.frames_per_step)
+    return summarise(measured, os.cpu_count() or 1, plan.frames_per_step, stages.device.type)
 
 
-def summarise(measured: Sequence[dict[str, Any]], cores: int, frames_per_step: int) -> dict[str, Any]:
+def bound_of(seconds: Mapping[str, float], cores: int, device: str) -> float:
+    """Agent steps per second that no run can exceed: all stages share the cores, but a learner on a GPU only bounds."""
+    if device == "cpu":
+        return cores / sum(seconds.values())
+    return min(1 / seconds["learner"], cores / sum(cost for stage, cost in seconds.items() if stage != "learner"))
+
+
+def summarise(measured: Sequence[dict[str, Any]], cores: int, frames_per_step: int, device: str) -> dict[str, Any]:
     """Medians over the rounds; the ratio is taken within each round."""
-    bounds = [cores / sum(one["seconds_per_step"].values()) for one in measured]
+    bounds = [bound_of(one["seconds_per_step"], cores, device) for one in measured]
     ratios = [one["steps_per_second"] / bound for one, bound in zip(measured, bounds, strict=True)]
     seconds = {
         stage: statistics.median(one["seconds_per_step"][stage] for one in measured)
@@ -174,9 +100,33 @@ def summarise(measured: Sequence[dict[str, Any]], cores: int, frames_per_step: i
         "run": {"steps_per_second": steps, "frames_per_second": steps * frames_per_step},
         "bound": {"steps_per_second": bound, "frames_per_second": bound * frames_per_step},
         "ratio": statistics.median(ratios),
+        "device": device,
+        "sizing": sizing(seconds, steps, frames_per_step),
         "limited_by": max(seconds, key=lambda stage: seconds[stage]),
         "rounds": list(measured),
     }
+
+
+def sizing(seconds: Mapping[str, float], steps_per_second: float, frames_per_step: int) -> dict[str, float]:
+    """What follows for a long run: cores of actors that one learner keeps up with; days for FRAMES at this speed, and with as
+    many actors as this learner can take."""
+    acting = sum(seconds.get(stage, 0.0) for stage in ("environment", "inference"))
+    days = FRAMES / frames_per_step / 86_400
+    return {
+        "actor_cores_per_learner": acting / seconds["learner"],
+        "days_at_this_speed": days / steps_per_second,
+        "days_with_enough_actors": days * seconds["learner"],
+    }
+
+
+def sentence(result: Mapping[str, Any]) -> str:
+    """The sizing for a person."""
+    size = result["sizing"]
+    return (
+        f"one learner ({result['device']}) keeps up with {size['actor_cores_per_learner']:.1f} cores of actors; "
+        f"{FRAMES:,.0f} frames take {size['days_at_this_speed']:,.1f} days at this speed, "
+        f"{size['days_with_enough_actors']:,.1f} days with as many actors as the learner can take"
+    )
 
 
 def table(result: dict[str, Any]) -> Table:
@@ -191,12 +141,6 @@ def table(result: dict[str, Any]) -> Table:
     for name in ("bound", "run"):
         rows.add_row(name, "", f"{result[name]['steps_per_second']:,.0f}", f"{result[name]['frames_per_second']:,.0f}")
     return rows
-
-
-def _environment(run: RunFiles, task: int, count: int) -> Any:
-    environment = make_vector_env(run.suite, run.suite.tasks[task], count, run.config.environment, list(range(count)))
-    environment.reset()
-    return environment
 
 
 def _wait_for_update(process: subprocess.Popen[bytes], run_dir: Path) -> None:
@@ -288,6 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"the run reaches {100 * result['ratio']:.0f}% of its bound (median of {options.rounds}); "
         f"the {result['limited_by']} costs most"
     )
+    print(sentence(result))
     return 0
 
 

@@ -1,11 +1,8 @@
 """From YAML files and the command line to one checked, frozen Config; and back from a run folder."""
 
-import dataclasses
-import difflib
 import importlib.metadata
-import math
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +19,7 @@ from agent.learner import LearnerSettings, OptimiserSettings
 from agent.losses import LossSettings
 from agent.network import NetworkSettings, NetworkSpec
 from agent.transport.listener import RemoteSettings
+from launch.settings import check_ranges, first_line, flatten, merge, parse_overrides, read_yaml
 from tasks.dmlab import without_dummies
 from tasks.environment import EnvironmentSettings
 from tasks.registry import load_suite
@@ -146,7 +144,7 @@ def load_config(suite: str, config_file: Path | None, overrides: Sequence[str]) 
     if built_in.is_file():
         merged = _merge(merged, OmegaConf.create(built_in.read_text(encoding="utf-8")), f"launch/configs/{suite}.yaml")
     if config_file is not None:
-        merged = _merge(merged, _read_yaml(config_file), str(config_file))
+        merged = _merge(merged, read_yaml(config_file), str(config_file))
     merged = _merge(merged, parse_overrides([f"suite={suite}", *overrides]), "the command line")
     return _finish(merged)
 
@@ -163,33 +161,6 @@ def override_config(config: Config, overrides: Sequence[str], fixed: Sequence[st
         if before[key] != after[key] and (key in fixed or key.split(".")[0] in fixed):
             raise ValueError(f"{key}={after[key]} cannot change on --resume, the run has {before[key]}: start a new run")
     return changed
-
-
-def parse_overrides(overrides: Sequence[str]) -> DictConfig:
-    """`a.b=value` strings as a configuration; values are read as YAML (`false` is false, `1e-3` a number)."""
-    keys: list[str] = []
-    for text in overrides:
-        if not text.partition("=")[0] or "=" not in text:
-            raise ValueError(f"{text!r} is no setting: write key=value, such as optimiser.learning_rate=1e-3")
-        try:
-            found = [key for key, _ in _leaves(OmegaConf.from_dotlist([text]))]
-        except (OmegaConfBaseException, yaml.YAMLError) as error:
-            raise ValueError(f"the setting {text} cannot be read: {_first_line(error)}") from error
-        for key in found:
-            if any(key == other or key.startswith(other + ".") or other.startswith(key + ".") for other in keys):
-                raise ValueError(f"{key} is set twice on the command line: set it once")
-        keys += found
-    return OmegaConf.from_dotlist(list(overrides))
-
-
-def flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value of nested dataclasses."""
-    flat: dict[str, Any] = {}
-    for item in dataclasses.fields(settings):
-        value = getattr(settings, item.name)
-        key = prefix + item.name
-        flat.update(flatten(value, key + ".") if dataclasses.is_dataclass(value) else {key: value})
-    return flat
 
 
 def write_run(run_dir: Path, files: RunFiles) -> None:
@@ -224,7 +195,7 @@ def read_run(run_dir: Path) -> RunFiles:
     config_file, resolved_file = run_dir / CONFIG_FILE, run_dir / RESOLVED_FILE
     if not config_file.is_file() or not resolved_file.is_file():
         raise ValueError(f"{run_dir} is no run folder: it has no {CONFIG_FILE} and {RESOLVED_FILE}")
-    config = _read_yaml(config_file)
+    config = read_yaml(config_file)
     return _run_files(config, str(config_file), resolved_file.read_text(encoding="utf-8"))
 
 
@@ -270,88 +241,19 @@ def _schema() -> DictConfig:
     return schema
 
 
-def _read_yaml(path: Path) -> DictConfig:
-    try:
-        content = OmegaConf.create(path.read_text(encoding="utf-8")) if path.stat().st_size else OmegaConf.create({})
-    except OSError as error:
-        raise ValueError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no YAML with unique keys: {' '.join(str(error).split())}") from error
-    if not isinstance(content, DictConfig):
-        raise ValueError(f"{path} must hold settings as `key: value` lines")
-    return content
-
-
 def _merge(base: DictConfig, more: Any, source: str) -> DictConfig:
-    OmegaConf.set_readonly(base, False)
-    known = list(flatten(Config()))
-    for key, value in _leaves(more):
-        if any(name.startswith(key + ".") for name in known):
-            if value != {}:
-                raise ValueError(
-                    f"{key}={value} in {source}: {key} is a section, set one of its keys, such as {_nearest(key, known)}"
-                )
-        elif not any(key == name or key.startswith(name + ".") for name in known):
-            raise ValueError(f"unknown setting {key} in {source}: did you mean {_nearest(key, known)}?")
-    try:
-        return cast(DictConfig, OmegaConf.merge(base, more))
-    except (OmegaConfBaseException, TypeError) as error:  # a list for a section raises the latter
-        key = getattr(error, "full_key", None) or ", ".join(key for key, _ in _leaves(more))
-        raise ValueError(f"{key} in {source}: {_first_line(error)}") from error
-
-
-def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of the leaves; an empty section counts as a leaf."""
-    for key, value in config.items_ex(resolve=False):
-        name = f"{prefix}{key!s}"
-        if isinstance(value, DictConfig) and len(value):
-            yield from _leaves(value, f"{name}.")
-        else:
-            yield name, value
-
-
-def _nearest(key: str, known: Sequence[str]) -> str:
-    """The known key most like this one; a bare name also finds the keys that end in it."""
-    last = key.rsplit(".", 1)[-1]
-    ends = [name for name in known if name.rsplit(".", 1)[-1] == last]
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    by_end = difflib.get_close_matches(last, [name.rsplit(".", 1)[-1] for name in known], n=1, cutoff=0.75)
-    by_end = [name for name in known if by_end and name.endswith(by_end[0])]
-    return (ends or (close if difflib.SequenceMatcher(None, key, close[0]).ratio() > 0.75 else by_end) or close)[0]
+    return merge(base, more, source, list(flatten(Config())))
 
 
 def _finish(merged: DictConfig) -> Config:
     try:
         config = cast(Config, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
-        raise ValueError(f"{getattr(error, 'full_key', None) or 'a setting'}: {_first_line(error)}") from error
-    _check_ranges(config)
+        raise ValueError(f"{getattr(error, 'full_key', None) or 'a setting'}: {first_line(error)}") from error
+    check_ranges(config)
     actor = config.actor
     if actor.num_envs % 2:
         raise ValueError(f"actor.num_envs={actor.num_envs} is odd: the two half-groups need an even number")
     if config.loss.value_normalisation == "popart" and config.network.value_head == "shared":
         raise ValueError("loss.value_normalisation=popart does not fit network.value_head=shared: use per_task")
     return config
-
-
-def _check_ranges(settings: Any, prefix: str = "") -> None:
-    """`min` and `max` of every field's metadata, both allowed values; NaN and infinity never are."""
-    for item in dataclasses.fields(settings):
-        value, key = getattr(settings, item.name), prefix + item.name
-        if dataclasses.is_dataclass(value):
-            _check_ranges(value, key + ".")
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{key}={value} is not a finite number")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            _check_range(key, value, item.metadata)
-
-
-def _check_range(key: str, value: float, limits: Mapping[str, Any]) -> None:
-    if "min" in limits and value < limits["min"]:
-        raise ValueError(f"{key}={value} is out of range: it must be at least {limits['min']}")
-    if "max" in limits and value > limits["max"]:
-        raise ValueError(f"{key}={value} is out of range: it must be at most {limits['max']}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -73,15 +73,25 @@ def plain_line(record: Mapping[str, Any], total_frames: int) -> str:
 
 
 def _headline(record: Mapping[str, Any], total_frames: int) -> str:
-    speed = record["frames_per_second"]
+    speed, joined = record["frames_per_second"], _joined(record.get("remote"))
     if speed == 0:
-        return "waiting for unrolls of the actors"
+        return " | ".join(["waiting for unrolls of the actors", *joined])
     left = duration(max(0, total_frames - record["frames"]) / speed)
     parts = [f"{speed:,.0f} frames/s", f"{left} left", f"limited by {record['limited_by']}"]
     if "sample_age_versions_mean" in record:
         parts.append(f"age {record['sample_age_versions_mean']:.1f}")
     parts += [f"{record[key]} {key.replace('_', ' ')}" for key in ("skipped_updates", "actor_restarts") if record[key]]
-    return " | ".join(parts)
+    return " | ".join([*parts, *joined])
+
+
+def _joined(remote: Mapping[str, Any] | None) -> list[str]:
+    """Other machines of a run that listens for them, and what went wrong on the way."""
+    if remote is None:
+        return []
+    refused = remote["unrolls_refused"] + sum(remote["refused"].values())
+    counts = {"unrolls lost": remote["unrolls_lost"], "messages refused": refused}
+    faults = [f"{count:,} {what}" for what, count in counts.items() if count]
+    return [f"{remote['actors']} actors on {remote['machines']} other machines", *faults]
 
 
 def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> str:

@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from launch.benchmark import Stages
 from launch.checks import check_descriptors, check_disk, check_memory, megabytes, shared_bytes
 from launch.config import Config, RunFiles, load_config, suite_of
 from launch.plan import Plan, make_plan, network_spec
 from launch.process import memory_root
+from launch.stages import Stages
 from launch.training import choose_device
 from tasks.dmlab import make_level_cache
 from tasks.engine import EngineError

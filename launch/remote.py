@@ -17,9 +17,10 @@ from agent.transport.ledger import MAX_REMOTE_ACTORS, Ledger
 from agent.transport.listener import REFUSALS, Admission, RemoteSettings
 from agent.transport.mapped import Counters
 from agent.transport.wire import WireError
-from launch.config import CONFIG_FILE, RESOLVED_FILE, ROOT, RunFiles, code_version, flatten
+from launch.config import CONFIG_FILE, RESOLVED_FILE, ROOT, RunFiles, code_version
 from launch.plan import MORE_REMOTE_SEEDS, Plan, make_plan, seeds_per_start, unroll_spec
 from launch.records import Lines, read_lines
+from launch.settings import flatten
 
 KEYS, LEDGER, MEMBERS, MACHINE = "keys", "remote_unrolls", "members.jsonl", "machine.json"
 RELAY = "relay"

@@ -65,6 +65,11 @@ class Reporter:
         """Since the last record."""
         return time.monotonic() - self._began
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there was an update since the last record."""
+        return bool(self._unroll_tasks)
+
     def waited(self, seconds: float) -> None:
         """The learner, or another rank, had no batch for so long."""
         self._waited += seconds

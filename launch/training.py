@@ -19,11 +19,12 @@ from agent.network import Network
 from agent.transport.board import Board
 from agent.transport.ring import Ring
 from agent.unroll import Arrays
-from launch.config import RunFiles, flatten
+from launch.config import RunFiles
 from launch.gate import Gate, Wish, gather_status
 from launch.plan import Plan
 from launch.records import Files, TaskRecords
 from launch.reporter import Reporter
+from launch.settings import flatten
 from launch.status import Status
 
 # Frames in batches by which the fastest task may lead the slowest with learner.balance=frames.
@@ -219,7 +220,8 @@ class Training:
 
     def _finish(self) -> None:
         self.batcher.close()
-        self._log()
+        if self.reporter.has_news or not self.learner.counters.updates:
+            self._log()
         self.save()
         if self.files is not None:
             self.files.close()

@@ -10,7 +10,8 @@ import pytest
 
 from eval_runs import start_run
 from launch import multitask
-from launch.config import load_config, override_config, parse_overrides, read_run, write_run
+from launch.config import load_config, override_config, read_run, write_run
+from launch.settings import parse_overrides
 
 ROOT = Path(__file__).parents[1]
 

@@ -68,6 +68,15 @@ def test_a_task_without_a_game_has_no_score(tmp_path):
     assert "mean_normalised_percent" not in record, "a mean over some tasks is no mean"
     json.dumps(record, allow_nan=False)
     assert "memory -" in plain_line(record, 100)
+
+
+def test_the_line_tells_of_other_machines(tmp_path):
+    suite = load_suite("toy")
+    record = reporter(tmp_path, TaskRecords(suite.task_names, 100), suite).record(0.1, 0)
+    remote = {"machines": 2, "actors": 16, "unrolls_lost": 1200, "unrolls_refused": 1, "refused": {"size": 2}}
+    line = plain_line(record | {"remote": remote}, 100)
+    assert "waiting for unrolls of the actors | 16 actors on 2 other machines | 1,200 unrolls lost | 3 messages refused" in line
+    assert "other machines" not in plain_line(record, 100)
     assert not any("memory" in tag and "return" in tag for tag, _ in scalars(record))
 
 
