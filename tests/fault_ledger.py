@@ -50,6 +50,7 @@ class Life:
     before: dict[str, int]  # counters of the checkpoint that it began from
     after: dict[str, int]  # and of the one that it left
     rows: dict[int, int] = field(default_factory=dict)
+    left: list[Unroll] = field(default_factory=list)  # of unrolls from other machines: those that nobody has read
 
     @property
     def kept(self) -> list[Unroll]:
@@ -58,14 +59,27 @@ class Life:
 
 
 @dataclass
+class Stay:
+    """A machine that had joined, from its first unroll to its end. waiting: what its rings held then."""
+
+    committed: int
+    released: int
+    acknowledged: int
+    dropped: int
+    waiting: list[Unroll]
+
+
+@dataclass
 class Books:
-    """Sums over lives. All but the first five have to be 0."""
+    """Sums over lives. All but the first seven have to be 0."""
 
     committed: int = 0
     consumed: int = 0
     kept: int = 0
     rolled_back: int = 0  # consumed, but newer than the checkpoint
     unread: int = 0  # committed, but the learner was gone
+    dropped: int = 0  # on another machine, counted, while the run could not be reached
+    waiting: int = 0  # on another machine when it left
     torn: int = 0
     doubled: int = 0
     lost: int = 0
@@ -204,6 +218,34 @@ def audit(lives: Sequence[Life], length: int) -> list[Books]:
         books.frames_twice, books.frames_missing = max(0, counted), max(0, -counted)
         result.append(books)
     return result
+
+
+def audit_remote(life: Life, stays: Sequence[Stay], known_lost: int, length: int) -> Books:
+    """Books of a life whose actors were on other machines: what they committed was consumed, is unread, was dropped or waits.
+    known_lost: dropped unrolls that the learner's end knows of."""
+    received = [*life.unrolls, *life.left]
+    places = {(unroll.seed, unroll.start) for unroll in received}
+    waiting = [one for stay in stays for one in stay.waiting if (one.seed, one.start) not in places]
+    own = Life([*received, *waiting], 0, life.batch_size, [], [], life.before, life.after)
+    books = Books(sum(stay.committed for stay in stays), len(life.unrolls), len(life.kept), unread=len(life.left))
+    books.rolled_back = books.consumed - books.kept
+    books.dropped, books.waiting = sum(stay.dropped for stay in stays), len(waiting)
+    books.torn = sum(bool(unroll.torn) for unroll in own.unrolls)
+    books.doubled = len(received) - len(places)
+    missing = books.committed - len(own.unrolls) - books.dropped
+    missing += sum(abs(stay.released - stay.acknowledged - stay.dropped) for stay in stays)
+    books.lost, more = max(0, missing), max(0, -missing)
+    books.doubled = max(books.doubled, more)
+    gaps = sum(_gaps([u for u in own.unrolls if u.seed == seed], length) for seed in {u.seed for u in own.unrolls})
+    books.lost += max(0, gaps - books.dropped) + max(0, known_lost - books.dropped)
+    handed = sum((rows - 1) // length for rows in life.rows.values()) - books.committed
+    books.lost += max(0, handed - len(life.rows))
+    books.doubled += max(0, -handed)
+    updates = life.after["updates"] - life.before["updates"]
+    books.lost += max(0, updates * life.batch_size - books.kept)
+    counted = life.after["frames"] - life.before["frames"] - sum(unroll.frames for unroll in life.kept)
+    books.frames_twice, books.frames_missing = max(0, counted), max(0, -counted)
+    return books
 
 
 def _gaps(unrolls: Sequence[Unroll], length: int) -> int:

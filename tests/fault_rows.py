@@ -1,23 +1,16 @@
-"""Faults on one machine: rows of the table of tests/faults.py."""
+"""Faults of a run on one machine: rows of the table of tests/faults.py."""
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import psutil
 
 import runs
-import standin
 from agent import checkpoint
-from fault_ledger import Books, engine_check
-from fault_runs import ENDLESS, QUIET, Broken, NotRun, Result, Row, Run, Shop, enter, nothing_left
-from tasks.contract import ENGINE_COUNTS
-
-GAME_SECONDS = 2
-DISK_BYTES = 200 * 2**20
-LEFT_BYTES = 300_000
+from fault_runs import Result, Run, nothing_left
+from fault_shop import Row, Shop
 
 
 def actors_killed(shop: Shop, result: Result) -> None:
@@ -83,13 +76,16 @@ def learners_killed(shop: Shop, result: Result) -> None:
         result.seconds.append(time.monotonic() - moment)
 
 
-def end_learner(run: Run, result: Result) -> None:
+def end_learner(run: Run, result: Result, rank: int | None = None) -> None:
     """kill -9: the run ends with the reason, leaves nothing, and its checkpoint is whole."""
     assert run.process is not None
-    supervisor = run.process.pid
-    os.kill(run.pids()["learner"], signal.SIGKILL)
-    code = run.process.wait(60)
-    result.expect((code, "the learner was killed by SIGKILL" in run.output()) == (1, True), f"it ended with {code}")
+    supervisor, name = run.process.pid, "the learner" if rank is None else f"learner rank {rank}"
+    os.kill(run.pids()["learners"][rank or 0], signal.SIGKILL)
+    code = run.process.wait(120)
+    told = f"{name} was killed by SIGKILL" in run.output()
+    result.expect((code, told) == (1, True), f"it ended with {code}: {run.last_words()}")
+    if checkpoint.exists(run.run_dir):
+        checkpoint.load(run.run_dir)  # ValueError if it is damaged or has another hash
     run.end()
     runs.assert_nothing_left(run.run_dir, supervisor)
 
@@ -156,101 +152,10 @@ def where(folder: Path) -> str:
     return "after the pointer" if checkpoint.find(folder) == newest else "before the pointer"
 
 
-def engines_killed(shop: Shop, result: Result) -> None:
-    """Environments that are processes: DeepMind Lab's stand-in."""
-    if standin.IS_REAL:
-        raise NotRun("needs the engine's stand-in, the real engine is installed")
-    arguments = [
-        "--suite", "dmlab30", "--tasks", "lasertag_one_opponent_small", ENDLESS, "environment.probe=false", *QUIET,
-        "environment.dmlab.level_cache=none", f"environment.dmlab.engine.episodeLengthSeconds={GAME_SECONDS}",
-        "environment.dmlab.width=32", "environment.dmlab.height=24", "actor.num_actors=1", "actor.num_envs=2",
-        "actor.unroll_length=10", "learner.batch_size=2", "network.torso=small", "debug.dump_unrolls=1000000",
-    ]  # fmt: skip
-    run = Run(shop.folder / "engines", arguments, engine_check(GAME_SECONDS), standin.environment())
-    try:
-        run.start()
-        actor = psutil.Process(run.pids()["actors"][0])
-        for number in range(1, result.times + 1):
-            time.sleep(shop.random.uniform(0, 0.5))
-            engines = [child for child in actor.children() if "tasks.engine_worker" in child.cmdline()]
-            moment = time.monotonic()
-            shop.random.choice(engines).kill()
-            run.wait(lambda number=number: restarted(run) >= number)
-            committed = run.rings[0].committed
-            run.wait(lambda committed=committed: run.rings[0].committed > committed)
-            result.seconds.append(time.monotonic() - moment)
-        result.found["restarts"] = restarted(run)
-        result.expect(restarted(run) == result.times, f"{restarted(run)} engines were replaced")
-        result.expect(actor.is_running() and not run.restarts(), "the actor did not live on")
-        run.interrupt()
-    finally:
-        run.kill()
-    enter(result, run.books()[0])
-
-
-def restarted(run: Run) -> int:
-    """Engines replaced so far."""
-    return int(run.status.engine_totals()[:, ENGINE_COUNTS.index("engine_restarts")].sum())
-
-
-def disk_full(shop: Shop, result: Result) -> None:
-    """A file system of its own, filled until a checkpoint does not fit."""
-    disk = shop.folder / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        raise NotRun("needs root, and the right to mount a file system")
-    arguments = ["--suite", "toy", "--tasks", "catch", ENDLESS, *QUIET, "checkpoint.every_seconds=1"]
-    run = Run(disk, [*arguments, "actor.num_actors=1", "actor.num_envs=8", "network.core_size=256"], None)
-    try:
-        for _ in range(result.times):
-            run.start()
-            run.wait(lambda: checkpoint.exists(run.run_dir))
-            fill(disk, run, result)
-            moment = time.monotonic()
-            run.start()
-            result.seconds.append(time.monotonic() - moment)
-        run.interrupt()
-        counters = checkpoint.load(run.run_dir)["counters"]
-        games = runs.lines(run.run_dir / "episodes.jsonl")
-        beyond = len(games) - counters["episodes"]
-        enter(result, Books(lines_twice=max(0, beyond), lines_missing=max(0, -beyond)))
-    finally:
-        run.kill()
-        subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def fill(disk: Path, run: Run, result: Result) -> None:
-    """Keep the disk full until the run ends with the reason and the checkpoint before whole; then free the space again."""
-    assert run.process is not None
-    frames = checkpoint.load(run.run_dir)["counters"]["frames"]
-    size, deadline = 0, time.monotonic() + 120
-    with (disk / "filler").open("wb") as filler:
-        while run.process.poll() is None:
-            free = os.statvfs(disk)
-            more = free.f_bavail * free.f_frsize - LEFT_BYTES
-            try:
-                if more > 0:
-                    os.posix_fallocate(filler.fileno(), size, more)
-                    size += more
-            except OSError:  # the learner was quicker
-                pass
-            if time.monotonic() > deadline:
-                raise Broken("the run went on for 120 s with a full disk")
-            time.sleep(0.02)
-    text = run.output()
-    for words in ("cannot write", "the checkpoint before it is whole", "the disk of"):
-        result.expect(words in text, f"the message lacks {words!r}: {run.last_words()}")
-    result.expect(run.process.returncode == 1, f"it ended with exit code {run.process.returncode}")
-    result.expect(checkpoint.load(run.run_dir)["counters"]["frames"] >= frames, "the checkpoint went back")
-    (disk / "filler").unlink()
-    run.end()
-
-
-ROWS = (
+LOCAL_ROWS = (
     Row(
         "actors killed", actors_killed, "kill -9 of an actor, half of them as it hands over unrolls",
-        "replaced; what it committed reaches the learner", 3, 100,
+        "replaced; what it committed reaches the learner", 2, 100,
     ),
     Row("actors stopped", actors_stopped, "SIGSTOP of an actor", "replaced after silent_seconds; the others train on", 1, 10),
     Row(
@@ -263,14 +168,6 @@ ROWS = (
     ),
     Row(
         "save killed", saves_killed, "kill -9 of the learner during a save, then --resume",
-        "the checkpoint pointed to is whole and never older", 3, 30,
-    ),
-    Row(
-        "engines killed", engines_killed, "kill -9 of an environment's process",
-        "replaced; its game counts for nothing; the actor lives", 2, 30, shared=False,
-    ),
-    Row(
-        "disk full", disk_full, "disk full during a save, freed, then --resume",
-        "ends with the reason; the checkpoint before is whole", 1, 5, shared=False,
+        "the checkpoint pointed to is whole and never older", 1, 30,
     ),
 )  # fmt: skip

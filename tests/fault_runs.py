@@ -1,18 +1,15 @@
-"""A real run to play faults against, and what a row of the table is. Used by tests/faults.py."""
+"""A real run to play faults against, and what came of it. Used by tests/faults.py."""
 
-import json
 import os
-import random
 import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
 import runs
@@ -73,10 +70,18 @@ class Run:
         arguments: of the command for a new run.
         check: of its unrolls; None = unrolls are not dumped.
         variables: of the environment.
+        prefix: a command that starts the command.
     """
 
-    def __init__(self, folder: Path, arguments: list[str], check: Any, variables: dict[str, str] | None = None) -> None:
-        self.folder, self.run_dir = folder, folder / "run"
+    def __init__(
+        self,
+        folder: Path,
+        arguments: list[str],
+        check: Any,
+        variables: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self.folder, self.run_dir, self._prefix = folder, folder / "run", prefix
         self.lives: list[Life] = []
         self.process: subprocess.Popen[bytes] | None = None
         self._arguments, self._check = arguments, check
@@ -98,7 +103,8 @@ class Run:
         self._rows_before = set(read_rows(self.witness)) if self.witness.exists() else set()
         self._log = self.folder / f"out-{len(self.lives)}.txt"
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(runs.command(*arguments), stdout=log, stderr=log, env=self._variables)
+            command = [*self._prefix, *runs.command(*arguments)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self._variables)
         self.wait(lambda: (self.run_dir / "pids.json").exists() and self.pids()["supervisor"] == self.process.pid)
         if resume:
             self.signal_actors(signal.SIGSTOP)
@@ -107,8 +113,12 @@ class Run:
             self._compare_hash()
             self.signal_actors(signal.SIGCONT)
         self._before = self._counters()
+        self._populate()
         self.wait(lambda: self.board.version() > self._before["updates"])
         return self
+
+    def _populate(self) -> None:
+        """Give it actors, if it has none of its own."""
 
     def _attach(self, memory: Path) -> None:
         run = read_run(self.run_dir)
@@ -165,7 +175,7 @@ class Run:
 
     def restarts(self) -> list[str]:
         """Reasons of all restarts of workers, over the life of the run."""
-        return [e["reason"] for e in runs.lines(self.run_dir / "restarts.jsonl") if e["event"] == "restart"]
+        return [line["reason"] for line in restart_lines(self.run_dir)]
 
     def interrupt(self) -> None:
         """One Ctrl-C, and the end of this life."""
@@ -206,6 +216,11 @@ class Run:
         return [*books[:-1], books[-1] + compare_lines(self.lives, runs.lines(self.run_dir / "episodes.jsonl"))]
 
 
+def restart_lines(folder: Path) -> list[dict[str, Any]]:
+    """Restarts of workers."""
+    return [line for line in runs.lines(folder / "restarts.jsonl") if line["event"] == "restart"]
+
+
 def nothing_left(run: Run, seconds: float) -> float:
     """Seconds until no process and no mapped file of a run is left; `Broken` after `seconds`."""
     began = time.monotonic()
@@ -216,111 +231,22 @@ def nothing_left(run: Run, seconds: float) -> float:
     return time.monotonic() - began
 
 
-def numbered_run(folder: Path, seed: int) -> Run:
-    """Two actors of eight numbered environments; a network large enough for a save that a kill can hit."""
+def numbered(folder: Path, seed: int) -> list[str]:
+    """Arguments of a run with numbered environments; a network large enough for a save that a kill can hit."""
     (folder / "witness").mkdir(parents=True)
     (folder / "fault_envs.py").write_bytes((Path(__file__).parent / "fault_envs.py").read_bytes())
-    task = {"env": "fault_envs:make_numbered", "env_kwargs": {"witness": str(folder / "witness"), "pause": 0.002}}
+    task = {"env": "fault_envs:make_numbered", "env_kwargs": {"witness": str(folder / "witness"), "pause": 0.004}}
     suite = {"name": "numbered", "tasks": [{"name": "first", **task}, {"name": "second", **task}]}
     (folder / "suite.yaml").write_text(yaml.safe_dump(suite), encoding="utf-8")
-    arguments = [
+    return [
         "--suite", str(folder / "suite.yaml"), "--seed", str(seed), ENDLESS, "environment.probe=false", *QUIET,
-        "actor.num_actors=2", "actor.num_envs=8", f"actor.unroll_length={LENGTH}", "learner.batch_size=8",
+        "actor.num_envs=8", f"actor.unroll_length={LENGTH}", "learner.batch_size=8",
         "network.torso=small", "network.hidden_size=256", "network.core_size=256", "checkpoint.every_seconds=1",
         "debug.dump_unrolls=1000000", "supervisor.silent_seconds=20", "supervisor.start_seconds=120",
         "supervisor.max_start_failures=1000", "supervisor.backoff_seconds=0.1",
     ]  # fmt: skip
-    return Run(folder, arguments, Oracle().check)
 
 
-class Shop:
-    """What rows work with: a folder, random moments, and one numbered run that they may share.
-
-    A row that used the shared run gets its books when that run is over: `settle`.
-    """
-
-    def __init__(self, folder: Path, seed: int, share: bool) -> None:
-        self.folder, self.seed, self.share = folder, seed, share
-        self.random = random.Random(seed)
-        self._shared: Run | None = None
-        self._count = 0
-        self._open: list[tuple[Result, range]] = []
-
-    def shared(self) -> Run:
-        """The numbered run, alive."""
-        if self._shared is None:
-            self._count += 1
-            self._shared = numbered_run(self.folder / f"shared-{self._count}", self.seed)
-        return self._shared.start()
-
-    def play(self, row: "Row", times: int) -> Result:
-        """One row; whatever it meets becomes its result."""
-        result = Result(row.done, times, row.promised)
-        first = len(self._shared.lives) if self._shared else 0
-        try:
-            row.play(self, result)
-            if row.shared and not self.share and self._shared is not None and self._shared.process is not None:
-                self._shared.interrupt()
-        except NotRun as reason:
-            result.not_run = str(reason)
-        except (Broken, AssertionError, OSError, ValueError, psutil.Error, subprocess.SubprocessError) as error:
-            result.broken.append(f"{type(error).__name__}: {error}")
-        if row.shared and self._shared is not None:
-            alive = self._shared.process is not None
-            self._open.append((result, range(first, len(self._shared.lives) + alive)))
-            if result.broken:
-                self._shared.kill()  # rows to come get another
-                self._enter("")
-        return result
-
-    def settle(self) -> None:
-        """End the shared run, and enter its books into the rows that used it."""
-        complaint = ""
-        if self._shared is None:
-            return
-        try:
-            self._shared.start().interrupt()
-        except (Broken, ValueError, OSError) as error:
-            complaint = f"the run could not be resumed and stopped in the end: {error}"
-            self._shared.kill()
-        self._enter(complaint)
-
-    def abandon(self) -> None:
-        """Leave nothing behind, whatever happened."""
-        if self._shared is not None:
-            self._shared.kill()
-
-    def _enter(self, complaint: str) -> None:
-        assert self._shared is not None
-        books = self._shared.books() if self._shared.lives else []
-        games = books[-1] if books else Books()
-        for result, lives in self._open:
-            total = sum((books[i] for i in lives if i < len(books)), Books())
-            total.lines_twice, total.lines_missing = games.lines_twice, games.lines_missing
-            enter(result, total)
-            result.expect(not complaint, complaint)
-        self._shared, self._open = None, []
-
-
-def enter(result: Result, books: Books) -> None:
-    """Books into a row."""
-    result.found = {**vars(books), **result.found}
-    result.broken += books.faults()
-
-
-@dataclass(frozen=True)
-class Row:
-    """play: changes a result. short, long: how often. shared: uses the shop's run."""
-
-    name: str
-    play: Callable[[Shop, Result], None]
-    done: str
-    promised: str
-    short: int
-    long: int
-    shared: bool = True
-
-
-def as_json(results: dict[str, Result]) -> str:
-    """All of the table."""
-    return json.dumps({name: {**vars(result), "verdict": result.verdict()} for name, result in results.items()}, indent=1)
+def numbered_run(folder: Path, seed: int, *more: str) -> Run:
+    """Two actors of eight numbered environments."""
+    return Run(folder, [*numbered(folder, seed), "actor.num_actors=2", *more], Oracle().check)

@@ -13,13 +13,18 @@ from rich.console import Console
 from rich.table import Table
 
 from fault_ledger import FAULTS
-from fault_rows import ROWS
-from fault_runs import Result, Shop, as_json
+from fault_own_rows import OWN_ROWS
+from fault_remote_rows import REMOTE_ROWS
+from fault_rows import LOCAL_ROWS
+from fault_runs import Result
+from fault_shop import Shop, as_json
 
+ROWS = (*LOCAL_ROWS, *OWN_ROWS, *REMOTE_ROWS)
 LEGEND = """\
 consumed = unrolls that the learner took; kept = those that the checkpoint counts; rolled back = consumed after the last
-checkpoint of a learner that was killed; unread = committed when the learner was gone. lost = committed to a learner that lived,
-or counted by a checkpoint, and not there. Rows that share a run share its unrolls."""
+checkpoint of a learner that was killed; unread = committed when the learner was gone. Of other machines, dropped = while they
+could not reach the run, counted there; waiting = still there when they left. lost = committed to a learner that lived, or
+counted by a checkpoint, and not there. Rows that share a run share its unrolls."""
 
 
 def main() -> int:
@@ -37,11 +42,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         shop = Shop(Path(folder), options.seed, share=not options.long)
         try:
-            for row in ROWS:
-                if row.name in names:
-                    print(f"{row.name} ...", file=sys.stderr, flush=True)
-                    results[row.name] = shop.play(row, row.long if options.long else row.short)
-            shop.settle()
+            for row in (rows := [row for row in ROWS if row.name in names and (row.long if options.long else row.short)]):
+                print(f"{row.name} ...", file=sys.stderr, flush=True)
+                results[row.name] = shop.play(row, row.long if options.long else row.short)
+                if row.shared not in [other.shared for other in rows[rows.index(row) + 1 :]]:
+                    shop.settle(row.shared)
         finally:
             shop.abandon()
     if options.json:
@@ -56,13 +61,23 @@ def show(results: dict[str, Result]) -> None:
     for heading in ("row", "what was done", "times", "promised", "found", "recovery, s (median / max)", "verdict"):
         table.add_column(heading)
     for name, result in results.items():
-        words = {key: f"{key.replace('_', ' ')} {value}" for key, value in result.found.items()}
-        faults = ", ".join(words.pop(key) for key in FAULTS if key in words)
-        found = "\n".join(filter(None, [", ".join(words.values()), faults, *result.broken, result.not_run]))
-        table.add_row(name, result.done, str(result.times), result.promised, found, result.recovery(), result.verdict())
+        table.add_row(
+            name, result.done, str(result.times), result.promised, what_was_found(result), result.recovery(), result.verdict()
+        )
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
     console.print(LEGEND)
+
+
+def what_was_found(result: Result) -> str:
+    """In words; what is 0 is left out where it may be anything."""
+    words = [f"{key.replace('_', ' ')} {value}" for key, value in result.found.items() if value and key not in FAULTS]
+    clean = not any(result.found.get(key) for key in FAULTS)
+    if result.found.get("committed"):
+        words += ["none torn, doubled or lost; frames and games exact"] * clean
+    elif not result.not_run:
+        words += ["games exact"] * clean
+    return "\n".join(filter(None, [", ".join(words), *result.broken, result.not_run]))
 
 
 if __name__ == "__main__":
