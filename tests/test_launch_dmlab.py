@@ -62,7 +62,8 @@ def test_three_levels_train_break_resume_and_are_scored(monkeypatch: pytest.Monk
     assert process.returncode == 130
     assert_nothing_left(run_dir, supervisor)
     said = "".join(path.read_text(encoding="utf-8") for path in (run_dir / "logs").iterdir())
-    assert "was killed by SIGKILL: its game is lost" in said and "gave no answer in time: its game is lost" in said
+    # A game of two seconds may just have been over.
+    assert "was killed by SIGKILL: its game" in said and "gave no answer in time: its game" in said
 
     before = checkpoint.load(run_dir)["counters"]
     done = runs.run("--resume", str(run_dir), "--total-frames", str(before["frames"] + 4000), timeout=180)
