@@ -50,8 +50,6 @@ def with_port(run: RunFiles, rank: int) -> RunFiles:
 
 def whole_plan(run: RunFiles, place: Place) -> tuple[RunFiles, Plan]:
     """The plan of a run on all machines, with the number of actors written down: other machines may have other cores."""
-    if run.config.remote.listen:
-        raise ValueError("remote.listen does not work under torchrun: use learner.ranks=N on one machine")
     plan = make_plan(run, (os.cpu_count() or 1) * place.size // place.local_size)
     actor = replace(run.config.actor, num_actors=len(plan.actors))
     return run._replace(config=replace(run.config, actor=actor)), plan

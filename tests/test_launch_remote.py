@@ -11,8 +11,9 @@ from agent.transport.wire import WireError
 from launch import multitask, remote
 from launch.config import RunFiles, load_config, read_run, suite_of, write_run
 from launch.plan import environment_seeds, groups, make_plan, network_spec, probe_seed, seeds_per_start
+from launch.ranks import Place
 from launch.remote import Code, Machine, Members, agreement, as_joined, greeting, plan_of, this_code
-from launch.torchrun import with_port
+from launch.torchrun import whole_plan, with_port
 from tasks.environment import suite_spaces
 
 CODE = this_code()
@@ -236,6 +237,8 @@ def test_no_seed_is_used_twice_on_any_machine(data):
 def test_ranks_that_were_started_apart_listen_and_admit_without_asking_each_other(tmp_path):
     """Each at a port and with seeds of its own; a machine with one actor can join any of them."""
     run, given_out = files("learner.ranks=2", "actor.num_actors=2"), []
+    place = Place(0, 2, 0, 1, "127.0.0.1", 29500, True, "0")
+    assert whole_plan(run, place)[0].config.remote == run.config.remote, "not refused, and rank 0 has the port itself"
     for rank in range(2):
         mine = with_port(run, rank)
         assert mine.config.remote.listen == f"tcp://127.0.0.1:{5555 + rank}"
