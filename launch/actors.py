@@ -34,7 +34,7 @@ from launch.services import connect, open_counters
 from launch.start import claim
 from launch.status import open_status
 from launch.supervisor import POLL_SECONDS, make_workers
-from launch.workers import PIDS, RestartLog, Workers, tail, write_pids
+from launch.workers import PIDS, RestartLog, Workers, tail
 from tasks.environment import check_suite
 
 ANSWER_SECONDS = 60.0
@@ -95,9 +95,9 @@ def join(address: str, num_actors: int, keys: Path | None) -> tuple[Machine, dic
     folder = str(keys.resolve()) if keys is not None else ""
     session = 1 + secrets.randbits(52)
     socket = connect(address, folder, 0)
-    _look_up(address)
-    print(f"waiting for an answer of {address}", flush=True)
     try:
+        _look_up(address)
+        print(f"waiting for an answer of {address}", flush=True)
         answer = greet(socket, session, greeting(num_actors, num_actors, {}, this_code()), ANSWER_SECONDS)
     except TimeoutError as error:
         raise ValueError(
@@ -158,11 +158,8 @@ class Crew:
 
     def _watch(self, memory: Path, workers: Workers) -> int:
         report = Report(memory, len(self.plan.actors), self.config.remote.unreachable_seconds)
-        pids: dict[str, int | None] = {}
         while not self._interrupts:
-            if workers.pids() != pids:
-                pids = workers.pids()
-                write_pids(self.folder, memory, [], pids)
+            workers.write_pids()
             if (failure := workers.check()) is not None:
                 worker, why = failure
                 path = self.folder / "logs" / f"{worker.name}.log"

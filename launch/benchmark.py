@@ -27,12 +27,12 @@ from rich.table import Table
 from agent.device import allow_tf32
 from launch import scaling
 from launch.config import RunFiles, load_config, suite_of
+from launch.learners import choose_device
 from launch.plan import make_plan, network_spec
 from launch.process import memory_root
 from launch.records import METRICS, last_line, read_lines
 from launch.recurrence import measure_recurrence
 from launch.stages import Stages
-from launch.training import choose_device
 from launch.workers import PIDS
 from tasks.environment import check_suite, suite_spaces
 

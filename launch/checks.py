@@ -10,10 +10,10 @@ from agent.transport.board import board_bytes, num_parameters
 from agent.transport.mailbox import mailbox_bytes
 from agent.transport.ring import ring_bytes
 from launch.config import Config
+from launch.learners import choose_device
 from launch.plan import INFERENCE, Plan
 from launch.process import memory_root, remove_stale_folders
 from launch.status import status_bytes
-from launch.training import choose_device
 
 # Room for records and TensorBoard files of the first days.
 RECORDS_BYTES = 100 * 2**20

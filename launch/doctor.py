@@ -26,10 +26,10 @@ from rich.table import Table
 
 from launch.checks import check_descriptors, check_disk, check_memory, megabytes, shared_bytes
 from launch.config import Config, RunFiles, load_config, suite_of
+from launch.learners import choose_device
 from launch.plan import Plan, make_plan, network_spec
 from launch.process import memory_root
 from launch.stages import Stages
-from launch.training import choose_device
 from tasks.dmlab import make_level_cache
 from tasks.engine import EngineError
 from tasks.environment import Probe, check_suite, probe, suite_spaces

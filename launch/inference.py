@@ -12,11 +12,11 @@ from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.mailbox import Mailbox
 from launch.config import read_run
+from launch.learners import choose_device
 from launch.plan import INFERENCE, ActorPlan, Plan
 from launch.ranks import find_place, local_place, ranks_here
 from launch.remote import plan_of, read_machine
 from launch.status import open_status
-from launch.training import choose_device
 
 POLL_SECONDS = 1e-4
 WRITE_SECONDS = 1.0

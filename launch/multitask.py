@@ -28,11 +28,11 @@ from agent import checkpoint
 from launch import cluster, series, torchrun
 from launch.checks import check_machine, shared_bytes
 from launch.config import RunFiles
+from launch.learners import choose_device
 from launch.plan import describe, make_plan
 from launch.ranks import Place, find_place
 from launch.remote import check_listen
 from launch.start import claim, new_run, resumed_run, start
-from launch.training import choose_device
 from tasks.environment import check_suite
 
 

@@ -26,12 +26,13 @@ from agent.transport.ring import Ring
 from launch import services
 from launch.config import RunFiles, read_run
 from launch.inference import inference, open_mailboxes
+from launch.learners import choose_device
 from launch.plan import INFERENCE, LISTENER, ActorPlan, Plan, environment_seeds, make_plan, probe_seed
 from launch.process import EXIT_REFUSED, EXIT_STOPPED, follow_parent, on_stop_request, remove_folders
 from launch.ranks import find_place, join, local_place
 from launch.remote import LEDGER, RELAY, plan_of, read_machine, remote_record, remote_ring_name
 from launch.status import open_status
-from launch.training import Training, choose_device
+from launch.training import Training
 from tasks.contract import TaskVectorEnv
 from tasks.engine import EngineError
 from tasks.environment import make_vector_env, probe

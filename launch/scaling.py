@@ -19,13 +19,11 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from agent.learner import Learner
-from agent.network import Network
 from agent.unroll import Arrays, UnrollSpec
 from launch.config import RunFiles, read_run, write_run
+from launch.learners import choose_device, make_learner
 from launch.plan import unroll_spec
 from launch.ranks import join
-from launch.training import choose_device
 
 LIMIT_SECONDS = 300.0  # of one measurement, beyond what it was asked for
 
@@ -106,7 +104,7 @@ def main() -> int:
     torch.manual_seed(config.seed)
     device = choose_device(config.learner.device, rank, config.learner.ranks)
     ranks = join(None, config, rank, memory, device)
-    learner = Learner(Network(run.network).to(device), config.loss, config.optimiser, 10**12, ranks)
+    learner = make_learner(run, device, ranks)
     num_tasks = len(run.suite.tasks)
     spec = unroll_spec(run.network, config.actor.unroll_length)
     arrays = random_batch(spec, config.learner.batch_size, num_tasks, np.random.default_rng(rank))

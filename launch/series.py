@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from agent import checkpoint
 from launch.checks import check_machine, shared_bytes
 from launch.config import RunFiles, load_config, suite_of, write_run
+from launch.learners import choose_device
 from launch.plan import Plan, describe, make_plan, network_spec
 from launch.records import RESTARTS
 from launch.start import claim, new_folder, resumed_run, start
-from launch.training import choose_device
 from tasks.environment import check_suite, suite_spaces
 from tasks.suite import nearest
 

@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent.device import allow_tf32
 from agent.inference import LocalPolicy
-from agent.learner import Learner
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
 from launch.config import RunFiles
+from launch.learners import choose_device, make_learner
 from launch.plan import Plan, groups
 from launch.scaling import random_batch
-from launch.training import choose_device
 from tasks.environment import make_vector_env
 
 
@@ -42,9 +40,7 @@ class Stages:
         self._num_steps = learner.batch_size * run.config.actor.unroll_length
         network = Network(plan.network)
         self.device = choose_device(learner.device)
-        allow_tf32(learner.tf32)
-        trained = Network(plan.network, learner.precision == "bf16").to(self.device)
-        self._learner = Learner(trained, run.config.loss, run.config.optimiser, run.config.total_frames)
+        self._learner = make_learner(run, self.device)
         self._arrays = random_batch(plan.unroll, learner.batch_size, len(plan.task_names), rng)
         self._batch = {name: torch.from_numpy(array).to(self.device) for name, array in self._arrays.items()}
         half = plan.actors[0].halves[0]

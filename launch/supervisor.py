@@ -18,7 +18,7 @@ from launch.plan import INFERENCE, ActorPlan, Plan
 from launch.process import EXIT_STOPPED, make_memory_folder, remove_folders
 from launch.services import make_service, open_remote_rings
 from launch.status import Status, open_status
-from launch.workers import PIDS, RestartLog, Worker, Workers, describe_exit, kill_group, silent_for, spawn, tail, write_pids
+from launch.workers import PIDS, RestartLog, Worker, Workers, describe_exit, kill_group, silent_for, spawn, tail
 
 POLL_SECONDS = 0.1
 # A learner that was told to stop writes its checkpoint in this time, or is killed.
@@ -87,12 +87,9 @@ class Supervisor:
         return spawn(self.run_dir, self.memory, self._learner_log(rank), arguments)
 
     def _watch(self, show: Callable[[], None], workers: Workers) -> int:
-        pids: dict[str, int | None] = {}
         patient_until = 0.0
         while True:
-            if workers.pids() != pids:
-                pids = workers.pids()
-                write_pids(self.run_dir, self.memory, [learner.pid for learner in self._learners], pids)
+            workers.write_pids([learner.pid for learner in self._learners])
             show()
             if self._interrupts:
                 return self._stop()

@@ -9,11 +9,11 @@ from typing import IO
 
 from launch.checks import check_machine
 from launch.config import RunFiles, code_version, parse_run, run_texts
+from launch.learners import choose_device
 from launch.plan import Plan, make_plan
 from launch.ranks import Place, Talk, rank_folder
 from launch.remote import MAX_LISTENERS, check_listen
 from launch.start import claim, start
-from launch.training import choose_device
 from launch.workers import next_generation
 from tasks.environment import check_suite
 

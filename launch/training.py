@@ -13,15 +13,14 @@ import torch
 from agent import checkpoint
 from agent.batching import Batcher, HostBatch, RingReader
 from agent.conflict import Conflict
-from agent.device import allow_tf32, compile_torso
 from agent.distributed import LostRankError, Ranks
-from agent.learner import Counters, Learner, NonFiniteError
-from agent.network import Network
+from agent.learner import Counters, NonFiniteError
 from agent.transport.board import Board
 from agent.transport.ring import Ring
 from agent.unroll import Arrays
 from launch.config import RunFiles
 from launch.gate import Gate, Wish, gather_status
+from launch.learners import make_learner
 from launch.plan import Plan
 from launch.records import Files, TaskRecords
 from launch.reporter import Reporter
@@ -72,11 +71,7 @@ class Training:
         self._remote = remote
         self.row = status.learner_row(ranks.rank)
         self.ranks, self.device, self._is_apart = ranks, device, is_apart
-        network = Network(plan.network, config.learner.precision == "bf16").to(self.device)
-        allow_tf32(config.learner.tf32)
-        if config.learner.compile:
-            compile_torso(network, config.learner.batch_size * (config.actor.unroll_length + 1))
-        self.learner = Learner(network, config.loss, config.optimiser, config.total_frames, ranks)
+        self.learner = make_learner(run, device, ranks)
         self.records = TaskRecords(suite.task_names, config.log.mean_over_episodes)
         limits = config.learner
         self.conflict = Conflict(suite.task_names, limits.conflict_every, limits.conflict_cost_percent, config.seed)
@@ -278,29 +273,3 @@ class Training:
         if "conflict" in content:  # checkpoints of before it was measured have none
             self.conflict.restore(content["conflict"])
         checkpoint.restore_generators(content["generators"])
-
-
-def choose_device(name: str, local_rank: int = 0, local_size: int = 1, key: str = "learner.device") -> torch.device:
-    """auto = a GPU if there is one, each of several ranks on this machine its own.
-
-    Raises:
-        ValueError: torch does not know it, it is not here, or there are too few for the ranks.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and local_size > 1:
-        if name != "cuda" or local_size > torch.cuda.device_count():
-            raise ValueError(
-                f"learner.device={name} does not fit {local_size} learner ranks on this machine, each needs a GPU of its own "
-                f"and torch sees {torch.cuda.device_count()}: use fewer ranks, or learner.device=cpu"
-            )
-        return torch.device("cuda", local_rank)
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"{key}={name} is no device: use auto, cpu, cuda or cuda:0") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{key}={name} is not supported: use auto, cpu, cuda or cuda:0")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"{key}={name} is not here: torch sees {torch.cuda.device_count()} GPUs")
-    return device

@@ -98,6 +98,7 @@ class Workers:
     ) -> None:
         self.folder, self.memory, self.workers = folder, memory, list(workers)
         self._status, self._settings, self._log = status, settings, log
+        self._pids: dict[str, Any] = {}
 
     def start(self) -> None:
         """Start all."""
@@ -120,9 +121,16 @@ class Workers:
         for worker in self.workers:
             kill_group(worker.process)
 
-    def pids(self) -> dict[str, int | None]:
-        """Name -> process id."""
-        return {worker.name: worker.process.pid if worker.process else None for worker in self.workers}
+    def write_pids(self, learners: Sequence[int] = ()) -> None:
+        """FOLDER/pids.json, whole at any time and only when it changes: ids of supervisor, learners and workers, and the memory
+        folder."""
+        workers = {worker.name: worker.process.pid if worker.process else None for worker in self.workers}
+        pids = {"supervisor": os.getpid(), "learners": list(learners), "workers": workers, "memory": str(self.memory)}
+        if pids != self._pids:
+            self._pids = pids
+            temporary = self.folder / f".{PIDS}.tmp"
+            temporary.write_text(json.dumps(pids), encoding="utf-8")
+            temporary.replace(self.folder / PIDS)
 
     def _check(self, worker: Worker) -> str | None:
         assert worker.process is not None
@@ -197,14 +205,6 @@ def kill_group(process: subprocess.Popen[bytes] | None) -> None:
     except ProcessLookupError:
         pass
     process.wait()
-
-
-def write_pids(folder: Path, memory: Path, learners: Sequence[int], workers: dict[str, int | None]) -> None:
-    """FOLDER/pids.json, whole at any time: process ids of supervisor, learners and workers, and the memory folder."""
-    pids = {"supervisor": os.getpid(), "learners": list(learners), "workers": workers, "memory": str(memory)}
-    temporary = folder / f".{PIDS}.tmp"
-    temporary.write_text(json.dumps(pids), encoding="utf-8")
-    temporary.replace(folder / PIDS)
 
 
 def describe_exit(code: int) -> str:

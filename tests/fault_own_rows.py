@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -89,13 +90,21 @@ def ranks_killed(shop: Shop, result: Result) -> None:
     """One of two learners: the run ends and names it, and the resume has all that the checkpoint counts."""
     arguments = ["--suite", "toy", "--tasks", "catch,memory", ENDLESS, *QUIET, "checkpoint.every_seconds=1", "learner.ranks=2"]
     run = Run(shop.folder / "ranks", [*arguments, "actor.num_actors=2", "actor.num_envs=8", "learner.batch_size=8"], None)
+
+    def kill(number: int) -> None:
+        time.sleep(shop.random.uniform(0, 1.0))
+        end_learner(run, result, (number + 1) % 2)
+
+    end_and_resume(run, result, kill)
+
+
+def end_and_resume(run: Run, result: Result, end: Callable[[int], None]) -> None:
+    """A run that `end` ends once it has a checkpoint, again and again, each time resumed; and its games."""
     try:
         for number in range(result.times):
             run.start()
             run.wait(lambda: checkpoint.exists(run.run_dir))
-            time.sleep(shop.random.uniform(0, 1.0))
-            rank = (number + 1) % 2
-            end_learner(run, result, rank)
+            end(number)
             moment = time.monotonic()
             run.start()
             result.seconds.append(time.monotonic() - moment)
@@ -123,17 +132,8 @@ def disk_full(shop: Shop, result: Result) -> None:
     arguments = ["--suite", "toy", "--tasks", "catch", ENDLESS, *QUIET, "checkpoint.every_seconds=1"]
     run = Run(disk, [*arguments, "actor.num_actors=1", "actor.num_envs=8", "network.core_size=256"], None)
     try:
-        for _ in range(result.times):
-            run.start()
-            run.wait(lambda: checkpoint.exists(run.run_dir))
-            fill(disk, run, result)
-            moment = time.monotonic()
-            run.start()
-            result.seconds.append(time.monotonic() - moment)
-        run.interrupt()
-        enter(result, games_of(run, result))
+        end_and_resume(run, result, lambda _: fill(disk, run, result))
     finally:
-        run.kill()
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 

@@ -236,6 +236,7 @@ def test_parameters_of_the_same_version_are_not_taken_for_the_same(both):
     both.close("listener")
     world.board.post(np.zeros(COUNT, np.float32), 9, 1)
     pump(both.listener(), relay, until=lambda: not world.copy.copy()[1].any())
+    assert world.copy.version() == 9
 
 
 def test_an_unroll_with_bad_numbers_is_counted_and_the_next_is_taken(both, capsys):
