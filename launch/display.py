@@ -77,7 +77,7 @@ def _headline(record: Mapping[str, Any], total_frames: int) -> str:
     if speed == 0:
         return " | ".join(["waiting for unrolls of the actors", *joined])
     left = duration(max(0, total_frames - record["frames"]) / speed)
-    parts = [f"{speed:,.0f} frames/s", f"{left} left", f"limited by {record['limited_by']}", *joined]
+    parts = [f"{speed:,.0f} frames/s", f"{left} left", f"limited by {record['limited_by']}"]
     if "sample_age_versions_mean" in record:
         parts.append(f"age {record['sample_age_versions_mean']:.1f}")
     parts += [f"{record[key]} {key.replace('_', ' ')}" for key in ("skipped_updates", "actor_restarts") if record[key]]

@@ -77,6 +77,7 @@ def test_the_line_tells_of_other_machines(tmp_path):
     remote = {"machines": 2, "actors": 16, "unrolls_lost": 1200, "unrolls_refused": 1, "refused": {"size": 2}}
     line = plain_line(record | {"remote": remote}, 100)
     assert "waiting for unrolls of the actors | 16 actors on 2 other machines | 1,200 unrolls lost | 3 messages refused" in line
+    assert plain_line(record | {"remote": remote, "frames_per_second": 5.0}, 100).count("16 actors on 2 other machines") == 1
     assert "other machines" not in plain_line(record, 100)
 
 
