@@ -126,8 +126,9 @@ def match_heads(values: Mapping[str, torch.Tensor], network: Network, dropped_ta
     Heads carry their task's name, so only those of dropped tasks have to go. Everything else must match; the caller's load
     says what does not.
     """
-    names = set(dict(network.named_parameters()))
-    heads = tuple(f"{kind}.task_{task}." for kind in ("policy_heads", "value_heads") for task in dropped_tasks)
+    names = set(network.state_dict())
+    kinds = ("policy_heads", "value_heads", "normaliser.tasks")
+    heads = tuple(f"{kind}.task_{task}." for kind in kinds for task in dropped_tasks)
     return {name: value for name, value in values.items() if name in names or not name.startswith(heads)}
 
 

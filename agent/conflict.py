@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from agent.distributed import Ranks
 from agent.losses import LossSettings, compute_losses
@@ -26,12 +25,6 @@ class Gradients(NamedTuple):
     tasks: list[int]
     norms: np.ndarray
     cosines: np.ndarray
-
-
-def shared_parameters(network: Network) -> list[nn.Parameter]:
-    """Torso, instruction encoder and core: what all tasks share. Heads are left out, also where all tasks share one."""
-    modules = [network.torso, network.core, *([network.instruction] if network.instruction is not None else [])]
-    return [parameter for module in modules for parameter in module.parameters()]
 
 
 def task_gradients(
@@ -54,7 +47,7 @@ def task_gradients(
         chosen: k different tasks that are in the batch, or in that of another rank.
         ranks: over which a task's gradients are summed.
     """
-    parameters = shared_parameters(network)
+    parameters = network.shared_parameters()
     rows = []
     for task in chosen:
         own = [column for column, other in enumerate(tasks) if other == task]

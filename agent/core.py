@@ -65,6 +65,16 @@ class Core(nn.Module):
         return outputs.view(*first.shape, -1), torch.cat([h, c]).index_select(1, last).transpose(0, 1)
 
 
+class NoCore(nn.Module):
+    """A network without memory: features go to the heads as they are, and the state is empty, [B, 2, 0]."""
+
+    def forward(
+        self, features: torch.Tensor, first: torch.Tensor, state: torch.Tensor, host_first: np.ndarray | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As Core."""
+        return features, state
+
+
 class Pieces(NamedTuple):
     """How rows [T, B] fall into n pieces between resets, the longest first, as torch.nn.utils.rnn.PackedSequence wants them.
 

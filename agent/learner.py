@@ -1,19 +1,19 @@
 """One learner: a batch of unrolls in, one V-trace update out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from agent.diagnostics import task_sums
+from agent.diagnostics import summarise, task_sums
 from agent.distributed import Ranks
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
 from agent.popart import PopArt, target_sums
-from agent.rmsprop import RMSProp
-from agent.unroll import Batch
+from agent.optimisers import OptimiserSettings, make_optimiser
+from agent.unroll import Batch, take_columns
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,11 @@ class LearnerSettings:
     """The learner's process.
 
     Attributes:
-        batch_size: B, unrolls per update (IMPALA: 32).
+        batch_size: B, unrolls that are learned from together (IMPALA: 32).
+        epochs: times that a batch is learned from; V-trace corrects each time with the stored behaviour, frames count once.
+        minibatches: parts of B / minibatches unrolls, drawn anew in each epoch, with an update for each.
+        max_kl: no further epoch on a batch once the policy's divergence from the one that acted, KL in nats, was more on
+            average; 0 = no limit.
         device: auto = the first GPU if there is one; or cpu, cuda, cuda:1, ...
         threads: compute threads of torch on the CPU.
         balance: actors = unrolls are taken in turn as they come, so tasks whose actors are faster feed more; frames = the task
@@ -38,6 +42,9 @@ class LearnerSettings:
     """
 
     batch_size: int = field(default=32, metadata={"min": 1})
+    epochs: int = field(default=1, metadata={"min": 1, "max": 64})
+    minibatches: int = field(default=1, metadata={"min": 1})
+    max_kl: float = field(default=0.0, metadata={"min": 0})
     device: str = "auto"
     threads: int = field(default=1, metadata={"min": 1})
     balance: Literal["actors", "frames"] = "actors"
@@ -48,30 +55,6 @@ class LearnerSettings:
     conflict_every: int = field(default=50, metadata={"min": 0})
     conflict_cost_percent: float = field(default=2.0, metadata={"min": 0, "max": 100})
     ranks: int = field(default=1, metadata={"min": 1})
-
-
-@dataclass(frozen=True)
-class OptimiserSettings:
-    """Optimiser and schedule. Default: IMPALA on Atari (arXiv:1802.01561, table G.1).
-
-    Attributes:
-        learning_rate: falls linearly with frames, to 0 at total_frames (`schedule: linear`), or stays (`constant`).
-        decay: of the mean square of gradients.
-        epsilon: added under the root (`epsilon_placement: inside`, as published) or to the root (`outside`, as PyTorch).
-        initial_square: at which the mean squares start. 1, as TensorFlow, warms up over some hundred updates; with 0,
-            as PyTorch, the first steps are up to 1 / sqrt(1 - decay) times as long as later ones.
-        max_gradient_norm: the gradient is scaled down to this norm; 0 = never (IMPALA on DMLab).
-        max_skipped_updates: the run ends after so many non-finite updates in a row.
-    """
-
-    learning_rate: float = field(default=6e-4, metadata={"min": 0})
-    schedule: Literal["linear", "constant"] = "linear"
-    decay: float = field(default=0.99, metadata={"min": 0, "max": 1})
-    epsilon: float = field(default=0.01, metadata={"min": 0})
-    epsilon_placement: Literal["inside", "outside"] = "inside"
-    initial_square: float = field(default=1.0, metadata={"min": 0})
-    max_gradient_norm: float = field(default=40.0, metadata={"min": 0})
-    max_skipped_updates: int = field(default=20, metadata={"min": 1})
 
 
 @dataclass
@@ -103,6 +86,8 @@ class Learner:
         loss, optimiser: settings.
         total_frames: at which the linear schedule reaches 0.
         ranks: this learner's place among others in step.
+        epochs, minibatches, max_kl: of LearnerSettings.
+        seed: of the choice of minibatches.
     """
 
     def __init__(
@@ -112,8 +97,13 @@ class Learner:
         optimiser: OptimiserSettings,
         total_frames: int,
         ranks: Ranks | None = None,
+        epochs: int = 1,
+        minibatches: int = 1,
+        max_kl: float = 0.0,
+        seed: int = 0,
     ) -> None:
         self.network = network
+        self.epochs, self.minibatches, self.max_kl, self.seed = epochs, minibatches, max_kl, seed
         self.ranks = ranks or Ranks()
         self.loss_settings = loss
         self.settings = optimiser
@@ -123,35 +113,73 @@ class Learner:
         if loss.value_normalisation == "popart":
             device = next(network.parameters()).device
             self.popart = PopArt(network.task_names, loss.popart_step, loss.popart_lowest_deviation, device)
-        self.optimiser = RMSProp(
-            network.parameters(),
-            optimiser.learning_rate,
-            optimiser.decay,
-            optimiser.epsilon,
-            optimiser.epsilon_placement == "inside",
-            optimiser.initial_square,
-        )
+        self.optimiser = make_optimiser(network.parameters(), optimiser)
 
     def learning_rate(self) -> float:
-        """Of the next update, from the frames so far."""
+        """Of the next update, from the frames and updates so far."""
+        rate = self.settings.learning_rate
+        if self.settings.warmup_updates:
+            rate *= min(1.0, (self.counters.updates + 1) / self.settings.warmup_updates)
         if self.settings.schedule == "constant":
-            return self.settings.learning_rate
-        return self.settings.learning_rate * max(0.0, 1 - self.counters.frames / self.total_frames)
+            return rate
+        return rate * max(0.0, 1 - self.counters.frames / self.total_frames)
 
     def update(self, batch: Batch, tasks: list[int], first: np.ndarray | None = None) -> dict[str, Any]:
-        """One update from B unrolls on the network's device; `tasks` is `batch["task"]` as Python ints.
+        """Learn from B unrolls on the network's device: epochs * minibatches updates. `tasks` is `batch["task"]` as Python ints.
 
-        Counts frames and steps also of a skipped update: they were consumed. With several ranks the update is that of one
+        Counts frames and steps once, also of skipped updates: they were consumed. With several ranks an update is that of one
         rank with all their unrolls, and so is what is counted and returned. `first` is `batch["first"]` in host memory; without
         it a GPU is waited for.
 
         Returns:
-            `loss`, `gradient_norm` (before clipping), `skipped` (bool), `task_sums` [N, len(SUMS)] (see diagnostics).
+            `loss`, `gradient_norm` (before clipping): means over updates, of those that were not skipped if there are some;
+            `samples`, transitions learned from, each as often as it was; `skipped` (bool), any of them; `task_sums` and `last_sums` [N, len(SUMS)] (see
+            diagnostics) of the first and the last time that the batch was gone through.
 
         Raises:
             NonFiniteError: after `max_skipped_updates` non-finite updates in a row.
-            LostRankError: another rank is gone; nothing has changed.
+            LostRankError: another rank is gone; nothing has changed since the update before.
         """
+        self._see(batch)
+        passes: list[list[dict[str, Any]]] = []
+        for epoch in range(self.epochs):
+            parts = self._parts(batch, tasks, first)
+            passes.append([self._update(*part, is_new=epoch == 0) for part in parts])
+            if self.max_kl and summarise(_sums(passes[-1]).sum(0)).get("kl_behaviour_target", 0.0) > self.max_kl:
+                break
+        results = [result for each in passes for result in each]
+        whole = [result for result in results if not result["skipped"]] or results
+        means = {key: float(np.mean([result[key] for result in whole])) for key in ("loss", "gradient_norm")}
+        return {
+            **means,
+            "samples": float(sum(result["task_sums"][:, 0].sum() for result in results)),
+            "skipped": any(result["skipped"] for result in results),
+            "task_sums": _sums(passes[0]),
+            "last_sums": _sums(passes[-1]),
+        }
+
+    def _see(self, batch: Batch) -> None:
+        """Newest rows into the statistics of pixels, before anything is learned from them."""
+        if self.network.normaliser is not None:
+            sums = self.network.normaliser.sums(batch["frame"][-1], batch["task"])
+            self.ranks.sum(sums)
+            self.network.normaliser.update(sums)
+
+    def _parts(
+        self, batch: Batch, tasks: list[int], first: np.ndarray | None
+    ) -> Iterator[tuple[Batch, list[int], np.ndarray | None]]:
+        """The batch in `minibatches` parts of columns, drawn anew each time."""
+        if self.minibatches == 1:
+            yield batch, tasks, first
+            return
+        # From the number of updates: a run that is continued draws what it would have drawn.
+        rng = np.random.default_rng([self.seed, self.counters.updates, self.counters.skipped_updates])
+        for columns in rng.permutation(len(tasks)).reshape(self.minibatches, -1):
+            part = take_columns(batch, torch.from_numpy(columns).to(batch["first"].device))
+            yield part, [tasks[column] for column in columns], None if first is None else first[:, columns]
+
+    def _update(self, batch: Batch, tasks: list[int], first: np.ndarray | None, is_new: bool) -> dict[str, Any]:
+        """One update; a batch that is new is counted."""
         num_tasks = len(self.network.task_names)
         output = self.network(batch, batch["core_state"], tasks, first)
         losses = compute_losses(output, batch, self.loss_settings, self.popart.scale(tasks) if self.popart else None)
@@ -163,7 +191,7 @@ class Learner:
             "loss": loss.detach(),
             "frames": frames.sum(dtype=torch.int64),
             "steps": (frames > 0).sum(),
-            "task_sums": task_sums(losses, batch, self.loss_settings, num_tasks),
+            "task_sums": task_sums(losses, batch, num_tasks),
             "targets": target_sums(losses.targets, batch, num_tasks),
         }
         summed = self.ranks.add_up(numbers, self.network.parameters())
@@ -171,8 +199,9 @@ class Learner:
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         loss_value, norm_value = torch.stack([summed["loss"].to(norm), norm]).tolist()
         rate = self.learning_rate()
-        self.counters.frames += int(summed["frames"])
-        self.counters.steps += int(summed["steps"])
+        if is_new:
+            self.counters.frames += int(summed["frames"])
+            self.counters.steps += int(summed["steps"])
         skipped = not (np.isfinite(loss_value) and np.isfinite(norm_value))
         if skipped:
             self._skip(loss_value, norm_value)
@@ -204,19 +233,31 @@ class Learner:
             )
 
     def optimiser_state(self) -> dict[str, torch.Tensor]:
-        """Mean squares by parameter name; absent where a parameter never had a gradient."""
+        """By parameter name: RMSProp's mean squares; Adam's means, mean squares and steps under `NAME.KEY`. Absent where a
+        parameter never had a gradient."""
         state = self.optimiser.state
-        return {name: state[p]["square"] for name, p in self.network.named_parameters() if p in state}
+        return {
+            name if key == "square" else f"{name}.{key}": value
+            for name, p in self.network.named_parameters()
+            for key, value in state.get(p, {}).items()
+        }
 
-    def load_optimiser_state(self, squares: Mapping[str, torch.Tensor]) -> None:
+    def load_optimiser_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Inverse of `optimiser_state`.
 
         Raises:
             ValueError: a name that the network does not have.
         """
         parameters = dict(self.network.named_parameters())
-        unknown = sorted(set(squares) - set(parameters))
+        places = {name: (name, "square") if name in parameters else name.rpartition(".")[::2] for name in tensors}
+        unknown = sorted(name for name, (parameter, _) in places.items() if parameter not in parameters)
         if unknown:
             raise ValueError(f"the optimiser state holds parameters that the network lacks: {', '.join(unknown)}")
-        for name, square in squares.items():
-            self.optimiser.state[parameters[name]] = {"square": square.to(parameters[name].device).clone()}
+        for name, (parameter, key) in places.items():
+            place = parameters[parameter]
+            self.optimiser.state[place][key] = tensors[name].to(place.device).clone()
+
+
+def _sums(results: list[dict[str, Any]]) -> np.ndarray:
+    """Sums per task over some updates."""
+    return np.sum([result["task_sums"] for result in results], 0)

@@ -33,6 +33,10 @@ class LossSettings:
             rewards are best left as they are (reward_transform: none); none = raw.
         popart_step: by which a task's statistics go towards its batch's, per update.
         popart_lowest_deviation: the unit is never smaller; 1e-2 guards very sparse rewards.
+        advantage_normalisation: batch = a task's advantages in an update have mean 0 and deviation 1 before they weigh the
+            policy gradient (each rank by its own, where ranks have different ones); none = as they are.
+        ratio_clip: no policy gradient from an action whose ratio has already left 1 - r to 1 + r in the direction in which its
+            advantage pushes (PPO's clip, arXiv:1707.06347); 0 = never. It bounds how far learning a batch several times goes.
     """
 
     discount: float = field(default=0.99, metadata={"min": 0, "max": 1})
@@ -47,6 +51,8 @@ class LossSettings:
     value_normalisation: Literal["none", "popart"] = "none"
     popart_step: float = field(default=3e-4, metadata={"min": 0, "max": 1})
     popart_lowest_deviation: float = field(default=1e-4, metadata={"min": 1e-8, "max": 1e6})
+    advantage_normalisation: Literal["none", "batch"] = "none"
+    ratio_clip: float = field(default=0.0, metadata={"min": 0})
 
 
 class Losses(NamedTuple):
@@ -58,6 +64,7 @@ class Losses(NamedTuple):
     log_probs: torch.Tensor  # [T, B, A] of the target policy, detached
     log_rhos: torch.Tensor  # [T, B] log of target over behaviour probability, detached
     targets: torch.Tensor  # [T, B] V-trace targets of the values, detached
+    errors: torch.Tensor  # [T, B] targets minus values, detached
 
     def total(self) -> torch.Tensor:
         """Scalar."""
@@ -118,11 +125,37 @@ def compute_losses(output: Output, batch: Batch, settings: LossSettings, scale: 
         lambda_=settings.lambda_,
     )
     weight = mask.to(values.dtype)
+    advantages = targets.pg_advantages / unit
+    if settings.advantage_normalisation == "batch":
+        advantages = normalise(advantages, weight, batch["task"])
+    if settings.ratio_clip:
+        advantages = advantages * within(log_rhos, advantages, settings.ratio_clip)
+    errors = targets.vs - values[:-1]
     return Losses(
-        policy_gradient=-(weight * taken * targets.pg_advantages / unit).sum(0),
-        baseline=settings.baseline_cost * 0.5 * (weight * ((targets.vs - values[:-1]) / unit).square()).sum(0),
+        policy_gradient=-(weight * taken * advantages).sum(0),
+        baseline=settings.baseline_cost * 0.5 * (weight * (errors / unit).square()).sum(0),
         entropy=-settings.entropy_cost * (weight * entropy(log_probs)).sum(0),
         log_probs=log_probs.detach(),
         log_rhos=log_rhos,
         targets=targets.vs,
+        errors=errors.detach(),
     )
+
+
+def normalise(advantages: torch.Tensor, weight: torch.Tensor, task: torch.Tensor) -> torch.Tensor:
+    """[T, B] with weights [T, B] of columns of tasks [B]: mean 0 and deviation 1 over each task's weighted entries.
+
+    A task whose advantages are all alike gets zeros: none is better than another.
+    """
+    task = task.long()
+    sums = torch.stack([weight.sum(0), (weight * advantages).sum(0)])
+    count, total = sums.new_zeros(2, int(task.max()) + 1).index_add_(1, task, sums)
+    centred = advantages - (total / count.clamp(min=1))[task]
+    squares = torch.zeros_like(count).index_add_(0, task, (weight * centred.square()).sum(0))
+    return centred / ((squares / count.clamp(min=1)).sqrt() + 1e-8)[task]
+
+
+def within(log_rhos: torch.Tensor, advantages: torch.Tensor, clip: float) -> torch.Tensor:
+    """1 where an action may still be pushed, else 0: its ratio has not left [1 - clip, 1 + clip] in the advantage's direction."""
+    rhos = log_rhos.exp()
+    return torch.where(advantages > 0, rhos <= 1 + clip, rhos >= 1 - clip).to(advantages.dtype)

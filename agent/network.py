@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from agent.core import Core
+from agent.core import Core, NoCore
+from agent.normaliser import Normaliser
 from agent.torso import initialise, make_torso
 
 # Stands for log(0): finite, so that entropies and gradients of masked actions are exactly 0 and never NaN.
@@ -26,18 +27,31 @@ class NetworkSettings:
         torso: shallow and deep are IMPALA's two; small is for frames of a few pixels; mlp for observations that are
             no image; auto chooses by the size of the frames.
         hidden_size: width of the torso's last layer.
+        core: lstm, or none: heads read the torso's features, last action and reward.
         core_size: K, width of the core LSTM.
+        input_normalisation: none = uint8 frames over 255; pixel = every pixel about its running mean in this task, in units of
+            how much it moves (agent/normaliser.py).
+        initialisation: fan_in = as IMPALA's code; orthogonal = torso with gain sqrt(2), policy heads 0.01, value heads 1, as
+            PPO's.
         policy_head, value_head: one per task (bound by name), or one shared by all.
         instruction_embedding, instruction_size: word embedding and width of the instruction LSTM.
     """
 
     torso: Literal["auto", "shallow", "deep", "small", "mlp"] = "shallow"
     hidden_size: int = field(default=256, metadata={"min": 1})
+    core: Literal["lstm", "none"] = "lstm"
     core_size: int = field(default=256, metadata={"min": 1})
+    input_normalisation: Literal["none", "pixel"] = "none"
+    initialisation: Literal["fan_in", "orthogonal"] = "fan_in"
     policy_head: Literal["per_task", "shared"] = "per_task"
     value_head: Literal["per_task", "shared"] = "per_task"
     instruction_embedding: int = field(default=20, metadata={"min": 1})
     instruction_size: int = field(default=64, metadata={"min": 1})
+
+    @property
+    def state_size(self) -> int:
+        """K of the recurrent state [2, K]; 0 without a core."""
+        return self.core_size if self.core == "lstm" else 0
 
 
 @dataclass(frozen=True)
@@ -99,14 +113,19 @@ class Network(nn.Module):
         self.task_names = tuple(spec.legal_actions)
         _check_actions(spec)
         settings = spec.settings
-        self.torso = make_torso(settings.torso, spec.frame_shape, spec.frame_dtype, settings.hidden_size)
+        keys = [_head_key(name) for name in self.task_names]
+        is_normalised, start = settings.input_normalisation == "pixel", settings.initialisation
+        self.normaliser = Normaliser(keys, spec.frame_shape, spec.frame_dtype) if is_normalised else None
+        seen_dtype = "float32" if is_normalised else spec.frame_dtype
+        self.torso = make_torso(settings.torso, spec.frame_shape, seen_dtype, settings.hidden_size, start)
         self.instruction = (
             InstructionEncoder(settings.instruction_embedding, settings.instruction_size) if spec.instruction_length else None
         )
         features = settings.hidden_size + 1 + spec.num_actions + (settings.instruction_size if self.instruction else 0)
-        self.core = Core(features, settings.core_size)
-        self.policy_heads = _heads(self.task_names, settings.policy_head, settings.core_size, spec.num_actions)
-        self.value_heads = _heads(self.task_names, settings.value_head, settings.core_size, 1)
+        self.core = Core(features, settings.core_size) if settings.core == "lstm" else NoCore()
+        width = settings.core_size if settings.core == "lstm" else features
+        self.policy_heads = _heads(keys, settings.policy_head, width, spec.num_actions, start, 0.01)
+        self.value_heads = _heads(keys, settings.value_head, width, 1, start, 1.0)
         counts = torch.tensor([spec.legal_actions[name] for name in self.task_names])
         self.register_buffer("legal", torch.arange(spec.num_actions) < counts[:, None], persistent=False)
 
@@ -116,7 +135,7 @@ class Network(nn.Module):
 
     def initial_state(self, num_columns: int) -> torch.Tensor:
         """Zeros [B, 2, K]: h and c."""
-        return next(self.parameters()).new_zeros(num_columns, 2, self.spec.settings.core_size)
+        return next(self.parameters()).new_zeros(num_columns, 2, self.spec.settings.state_size)
 
     def forward(
         self,
@@ -135,17 +154,17 @@ class Network(nn.Module):
             first: `rows["first"]` in host memory, for the core on a GPU.
         """
         num_rows, num_columns = rows["first"].shape
-        frames = rows["frame"].flatten(0, 1)
-        if frames.shape[1:] != self.spec.frame_shape or len(tasks) != num_columns:
+        frames = rows["frame"]
+        if frames.shape[2:] != self.spec.frame_shape or len(tasks) != num_columns:
             raise ValueError(
                 f"rows must hold frames {list(self.spec.frame_shape)} and one task per column, "
-                f"got frames {list(frames.shape[1:])}, {num_columns} columns and {len(tasks)} tasks"
+                f"got frames {list(frames.shape[2:])}, {num_columns} columns and {len(tasks)} tasks"
             )
         dtype = core_state.dtype
         # One extra class for "none yet", dropped again: its one-hot row is all zeros.
         last_action = F.one_hot(rows["last_action"].long() + 1, self.spec.num_actions + 1)[..., 1:].to(dtype)
         with torch.autocast(frames.device.type, torch.bfloat16, enabled=self.bf16):
-            seen = self.torso(frames).to(dtype)
+            seen = self.torso(self.seen(frames, tasks).flatten(0, 1)).to(dtype)
         features = [
             seen.view(num_rows, num_columns, -1),
             rows["reward"].to(dtype).clamp(-1, 1)[..., None],
@@ -161,6 +180,15 @@ class Network(nn.Module):
         logits = logits.masked_fill(~legal, ILLEGAL_LOGIT)
         values = self._apply_heads(self.value_heads, core, tasks).squeeze(-1)
         return Output(logits, values, core_state)
+
+    def seen(self, frames: torch.Tensor, tasks: Sequence[int]) -> torch.Tensor:
+        """What the torso gets of frames [T, B, H, W, C]: the same, or normalised float32."""
+        return frames if self.normaliser is None else self.normaliser(frames, tasks)
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """Torso, instruction encoder and core: what all tasks share. Heads are left out, also where all tasks share one."""
+        modules = [self.torso, self.core, *([self.instruction] if self.instruction is not None else [])]
+        return [parameter for module in modules for parameter in module.parameters()]
 
     def _apply_heads(self, heads: nn.ModuleDict, core: torch.Tensor, tasks: Sequence[int]) -> torch.Tensor:
         """[T, B, K] -> [T, B, out], column b through the head of task b. Heads of absent tasks get no gradient at all."""
@@ -189,10 +217,9 @@ class InstructionEncoder(nn.Module):
         return (last * (lengths > 0).to(last.dtype)[:, None])[inverse]
 
 
-def _heads(task_names: Sequence[str], mode: str, core_size: int, width: int) -> nn.ModuleDict:
-    keys = [SHARED] if mode == "shared" else [_head_key(name) for name in task_names]
-    heads = nn.ModuleDict({key: nn.Linear(core_size, width) for key in keys})
-    initialise(heads)
+def _heads(keys: Sequence[str], mode: str, size: int, width: int, initialisation: str, gain: float) -> nn.ModuleDict:
+    heads = nn.ModuleDict({key: nn.Linear(size, width) for key in ([SHARED] if mode == "shared" else keys)})
+    initialise(heads, initialisation, gain)
     return heads
 
 

@@ -21,7 +21,8 @@ POINTS = 200
 LAST_RECORDS = 10
 MECHANISM = (
     "entropy",
-    "clipped_ratio_share",
+    "off_policy_share",
+    "explained_variance",
     "effective_sample_size",
     "kl_behaviour_target",
     "gradient_norm",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -15,9 +15,10 @@ from omegaconf.errors import OmegaConfBaseException
 from agent.actor import ActorSettings
 from agent.checkpoint import CheckpointSettings
 from agent.distributed import DistributedSettings
-from agent.learner import LearnerSettings, OptimiserSettings
+from agent.learner import LearnerSettings
 from agent.losses import LossSettings
 from agent.network import NetworkSettings, NetworkSpec
+from agent.optimisers import OptimiserSettings
 from agent.transport.listener import RemoteSettings
 from launch.settings import check_ranges, first_line, flatten, merge, parse_overrides, read_yaml
 from tasks.dmlab import without_dummies
@@ -25,6 +26,7 @@ from tasks.environment import EnvironmentSettings
 from tasks.registry import load_suite
 from tasks.suite import Suite
 
+PRESET_FILE = "preset_fast.yaml"
 CONFIG_FILE, RESOLVED_FILE = "config.yaml", "resolved.yaml"
 MAX_SEED = 2**63 - 1
 # From a lost rank to the end of the others: they look who is missing, and rank 0 writes a checkpoint.
@@ -95,6 +97,8 @@ class Config:
     Attributes:
         suite: name of a suite or path of a YAML file.
         tasks: a subset of its tasks; empty = all.
+        preset: published = the suite's file in launch/configs, with the settings of papers; fast = over them, what reaches a
+            score soonest on a small machine (launch/configs/preset_fast.yaml); suite = the suite has settings of its own only.
         score_table: of the suite; empty = its default.
         seed: 0 to 2^63 - 1; environments, action sampling and initial parameters follow from it.
         total_frames: environment frames (action repeat counted) to train on.
@@ -102,6 +106,7 @@ class Config:
 
     suite: str = "toy"
     tasks: list[str] = field(default_factory=list)
+    preset: Literal["published", "fast", "suite"] = "published"
     score_table: str = ""
     seed: int = field(default=0, metadata={"min": 0, "max": MAX_SEED})
     total_frames: int = field(default=200_000_000, metadata={"min": 1})
@@ -136,7 +141,7 @@ class RunFiles(NamedTuple):
 
 
 def load_config(suite: str, config_file: Path | None, overrides: Sequence[str]) -> Config:
-    """Defaults, then the suite's own file in launch/configs, then `config_file`, then `key=value` overrides.
+    """Defaults, then the suite's own file in launch/configs, the preset's, `config_file`, and `key=value` overrides.
 
     Raises:
         ValueError: an unknown or duplicate key, a wrong type, a value out of range; one sentence that names the key.
@@ -145,9 +150,18 @@ def load_config(suite: str, config_file: Path | None, overrides: Sequence[str]) 
     built_in = files("launch.configs") / ("own.yaml" if suite.endswith((".yaml", ".yml")) else f"{suite}.yaml")
     if built_in.is_file():
         merged = _merge(merged, OmegaConf.create(built_in.read_text(encoding="utf-8")), f"launch/configs/{suite}.yaml")
-    if config_file is not None:
-        merged = _merge(merged, read_yaml(config_file), str(config_file))
-    merged = _merge(merged, parse_overrides([f"suite={suite}", *overrides]), "the command line")
+    more = [] if config_file is None else [(read_yaml(config_file), str(config_file))]
+    more.append((parse_overrides([f"suite={suite}", *overrides]), "the command line"))
+    chosen = [layer["preset"] for layer, _ in more if "preset" in layer]
+    if merged["preset"] == "suite" and chosen:
+        raise ValueError(f"preset={chosen[-1]}: suite {suite} has settings of its own only, leave it out")
+    if "suite" in chosen:
+        raise ValueError("preset=suite cannot be chosen: use fast or published")
+    if (chosen or [merged["preset"]])[-1] == "fast":
+        text = (files("launch.configs") / PRESET_FILE).read_text(encoding="utf-8")
+        merged = _merge(merged, OmegaConf.create(text), f"launch/configs/{PRESET_FILE}")
+    for layer, source in more:
+        merged = _merge(merged, layer, source)
     return _finish(merged)
 
 
@@ -256,6 +270,12 @@ def _finish(merged: DictConfig) -> Config:
     actor = config.actor
     if actor.num_envs % 2:
         raise ValueError(f"actor.num_envs={actor.num_envs} is odd: the two half-groups need an even number")
+    learner = config.learner
+    if learner.batch_size % learner.minibatches:
+        raise ValueError(
+            f"learner.batch_size={learner.batch_size} does not fall into learner.minibatches={learner.minibatches} equal parts: "
+            f"use a multiple of {learner.minibatches}"
+        )
     if config.loss.value_normalisation == "popart" and config.network.value_head == "shared":
         raise ValueError("loss.value_normalisation=popart does not fit network.value_head=shared: use per_task")
     patience, silent = config.distributed.timeout_seconds, config.supervisor.silent_seconds

@@ -30,6 +30,7 @@ class Display:
         self._total = total_frames
         self._console = Console()
         self._read = 0.0
+        self._warned: set[str] = set()
         self._size = self._path.stat().st_size if self._path.exists() else 0
         self._progress = Progress(
             TextColumn("frames"), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), console=self._console
@@ -52,11 +53,20 @@ class Display:
         record = last_line(self._path)
         if record is None:
             return
+        if warning := record.get("warning"):
+            self._warn(warning)
         if self._live is None:
             print(plain_line(record, self._total), flush=True)
         else:
             self._progress.update(self._bar, completed=record["frames"], description=_headline(record, self._total))
             self._live.update(Group(self._progress, _table(record)))
+
+    def _warn(self, warning: str) -> None:
+        """Once; numbers in it may change."""
+        kind = warning.partition(":")[0]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Show the last record and leave the terminal as it was."""

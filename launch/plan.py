@@ -169,7 +169,7 @@ def unroll_spec(network: NetworkSpec, unroll_length: int) -> UnrollSpec:
         network.frame_dtype,
         network.instruction_length,
         network.num_actions,
-        network.settings.core_size,
+        network.settings.state_size,
     )
 
 

@@ -57,6 +57,9 @@ class Reporter:
         self._ages_versions: list[np.ndarray] = []
         self._ages_seconds: list[np.ndarray] = []
         self._unroll_tasks: list[np.ndarray] = []
+        self.health: dict[str, Any] = {}  # of agent/health.py, once per record
+        self._last_sums = np.zeros_like(self._sums)
+        self._samples = 0.0
         self._losses: list[float] = []
         self._norms: list[float] = []
 
@@ -78,10 +81,12 @@ class Reporter:
         """One update of `seconds` with parameters `version` on a batch [T+1, B, ...]; `result` is Learner.update's."""
         self._updating += seconds
         self._sums += result["task_sums"]
+        self._last_sums += result["last_sums"]
+        self._samples += result["samples"]
         self._ages_versions.append(version - arrays["version"])
         self._ages_seconds.append(time.time() - arrays["acted_at"])
         self._unroll_tasks.append(arrays["task"].copy())
-        if not result["skipped"]:
+        if np.isfinite(result["loss"]):
             self._losses.append(result["loss"])
             self._norms.append(result["gradient_norm"])
 
@@ -101,6 +106,7 @@ class Reporter:
             "frames_per_second": (counters.frames - before.frames) / seconds,
             "steps_per_second": (counters.steps - before.steps) / seconds,
             "updates_per_second": (counters.updates - before.updates) / seconds,
+            "samples_per_second": self._samples / seconds,
             "learning_rate": learning_rate,
             "skipped_updates": counters.skipped_updates,
             "actor_restarts": self._status.restarts,
@@ -112,6 +118,8 @@ class Reporter:
             **actors,
             "limited_by": _limit(waiting, actors),
             **summarise(self._sums.sum(0)),
+            **{f"{name}_after_reuse": value for name, value in self._after_reuse().items()},
+            **self.health,
         }
         for name, ages in (("versions", self._ages_versions), ("seconds", self._ages_seconds)):
             if ages:
@@ -131,6 +139,13 @@ class Reporter:
             record["mean_normalised_percent"] = float(np.mean(normalised))
         self._start()
         return record
+
+    def _after_reuse(self) -> dict[str, float]:
+        """How far the policy had moved when a batch was gone through for the last time, if that was not the first."""
+        if np.array_equal(self._sums, self._last_sums):
+            return {}
+        means = summarise(self._last_sums.sum(0))
+        return {name: means[name] for name in ("kl_behaviour_target", "off_policy_share") if name in means}
 
     def _actors(self, seconds: float) -> dict[str, float]:
         """Share of the actors' time per stage, mean over actors; restarts between two records are left out."""

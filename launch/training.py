@@ -14,6 +14,7 @@ from agent import checkpoint
 from agent.batching import Batcher, HostBatch, RingReader
 from agent.conflict import Conflict
 from agent.distributed import LostRankError, Ranks
+from agent.health import Health
 from agent.learner import Counters, NonFiniteError
 from agent.transport.board import Board
 from agent.transport.ring import Ring
@@ -101,6 +102,7 @@ class Training:
             self.device,
             dump=(run_dir / "unrolls", config.debug.dump_unrolls) if config.debug.dump_unrolls and not ranks.rank else None,
         )
+        self.health = Health(self.learner.network)
         self._seconds_before = counters.seconds
         self._began = time.monotonic()
         self._saved = self._fed = self._began
@@ -184,7 +186,13 @@ class Training:
         if measure:
             present = arrays["task"].tolist()
             self.conflict.measure(learner.network, data, tasks, self.config.loss, version, learner.popart, self.ranks, present)
+        # Once per record; other ranks would measure the same.
+        is_measured = self.files is not None and not self.reporter.health
+        if is_measured:
+            self.reporter.health = self.health.before(data, tasks, self.config.loss, learner.popart, version == 0)
         result = learner.update(data, tasks, batch.arrays["first"])
+        if is_measured:
+            self.reporter.health["relative_steps"] = self.health.after()
         self._publish()
         self._clock()
         games = self.records.add(arrays, counters.frames, counters.seconds)
@@ -196,7 +204,7 @@ class Training:
         self.reporter.add(arrays, result, version, seconds)
         self.batcher.release(batch)
         self._batch, self._fed = None, time.monotonic()
-        if self.ranks.size > 1 and counters.updates % CHECK_UPDATES == 0:
+        if self.ranks.size > 1 and counters.updates // CHECK_UPDATES > version // CHECK_UPDATES:
             self.ranks.check_equal(self._digest(), "state")
 
     def _publish(self) -> None:

@@ -6,6 +6,7 @@ tests/test_tasks_atari.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ def atari_options(settings: EnvironmentSettings, training: bool) -> dict[str, An
         "thread_affinity_offset": -1,
         "max_num_frames_per_episode": settings.max_episode_frames,
         "repeat_action_probability": 0.0 if impala else 0.25,
-        "full_action_space": True,
+        "full_action_space": settings.atari_actions == "full",
         "continuous": False,
         "continuous_action_threshold": 0.5,
         "autoreset_mode": "NextStep",
@@ -57,6 +58,19 @@ def action_map(game_actions: Sequence[str]) -> np.ndarray:
     return np.array(indices, np.int32)
 
 
+@functools.cache
+def num_actions(rom: str, action_set: str) -> int:
+    """Legal actions of a game: the 18 global ones (`full`), or those that its own buttons tell apart (`minimal`)."""
+    if action_set == "full":
+        return NUM_ACTIONS
+    from ale_py import ALEInterface, LoggerMode, roms
+
+    ALEInterface.setLoggerMode(LoggerMode.Error)
+    game = ALEInterface()
+    game.loadROM(roms.get_rom_path(rom))
+    return len(game.getMinimalActionSet())
+
+
 class AtariTaskEnv(TaskVectorEnv):
     """E copies of one game. `step_async` sends, `step_wait` receives: two of these in one process overlap."""
 
@@ -65,11 +79,14 @@ class AtariTaskEnv(TaskVectorEnv):
         from ale_py.vector_env import AtariVectorEnv
 
         shape = (settings.frame_height, settings.frame_width, settings.frame_stack)
-        super().__init__(spaces.Box(0, 255, shape, np.uint8), 0, NUM_ACTIONS, seeds)
+        super().__init__(spaces.Box(0, 255, shape, np.uint8), 0, num_actions(rom, settings.atari_actions), seeds)
         options = atari_options(settings, training)
         self._life_loss = options["life_loss_info"]
         self._games: Any = AtariVectorEnv(rom, self.num_envs, **options)
-        self._action_map = action_map([action.name for action in self._games.ale.get_action_set()])
+        names = [action.name for action in self._games.ale.get_action_set()]
+        is_full = settings.atari_actions == "full"
+        self._action_map = action_map(names) if is_full else np.arange(len(names), dtype=np.int32)
+        assert len(self._action_map) == self.single_action_space.n
         self._frame = np.zeros((self.num_envs, *shape), np.uint8)
         self._episode_frame = np.zeros(self.num_envs, np.int32)
         self._terminated = np.zeros(self.num_envs, np.bool_)

@@ -46,6 +46,8 @@ class EnvironmentSettings:
     action_repeat: frames per agent step (IMPALA: 4) of Atari and DMLab; toy levels and own suites play 1.
     atari_protocol: `impala` = no sticky actions, 0 to 30 no-ops at a start, a lost life is an end for the learner;
         `machado` = sticky actions 0.25, no no-ops, no life loss (Machado et al. 2018, as in dopamine).
+    atari_actions: `full` = all 18 in every game, as IMPALA's multi-task agent; `minimal` = those that a game's own buttons tell
+        apart, 3 to 18, as most single-game results.
     frame_height, frame_width: pixels of an Atari frame (Mnih et al. 2015: 84 x 84).
     frame_stack: Atari frames stacked into the channels of an observation (Mnih et al. 2015: 4).
     max_episode_frames: frames after which an Atari game is truncated (30 minutes at 60 frames/s: 108,000).
@@ -57,6 +59,7 @@ class EnvironmentSettings:
 
     action_repeat: int = field(default=4, metadata={"min": 1, "max": 100})
     atari_protocol: Literal["impala", "machado"] = "impala"
+    atari_actions: Literal["full", "minimal"] = "full"
     frame_height: int = field(default=84, metadata={"min": 1, "max": 210})
     frame_width: int = field(default=84, metadata={"min": 1, "max": 160})
     frame_stack: int = field(default=4, metadata={"min": 1, "max": 16})

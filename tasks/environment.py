@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.adapters import OwnEnv, OwnVectorEnv
-from tasks.atari import NUM_ACTIONS, AtariTaskEnv
+from tasks.atari import AtariTaskEnv, num_actions
 from tasks.contract import EnvironmentSettings, Spaces, TaskVectorEnv
 from tasks.dmlab import ACTION_SETS, check_dmlab, check_package
 from tasks.engine import EngineVectorEnv
@@ -35,7 +35,7 @@ def suite_spaces(suite: Suite, settings: EnvironmentSettings) -> Spaces:
     match suite.adapter:
         case "atari":
             shape = (settings.frame_height, settings.frame_width, settings.frame_stack)
-            return Spaces(shape, "uint8", 0, (NUM_ACTIONS,) * len(suite.tasks), repeat)
+            return Spaces(shape, "uint8", 0, tuple(num_actions(task.train_level, settings.atari_actions) for task in suite.tasks), repeat)
         case "dmlab":
             shape = (settings.dmlab.height, settings.dmlab.width, 3)
             actions = (len(ACTION_SETS[settings.dmlab.action_set]),) * len(suite.tasks)

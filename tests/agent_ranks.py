@@ -18,7 +18,8 @@ import agent_reference as reference
 from agent.checkpoint import parameter_hash
 from agent.conflict import task_gradients
 from agent.distributed import LostRankError, Ranks, UnequalRanksError
-from agent.learner import Learner, NonFiniteError, OptimiserSettings
+from agent.learner import Learner, NonFiniteError
+from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings
 from agent.unroll import Batch, take_columns
 

@@ -17,7 +17,8 @@ import torch
 import agent_children as children
 import agent_reference as reference
 from agent import checkpoint
-from agent.learner import Learner, OptimiserSettings
+from agent.learner import Learner
+from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings
 from agent.network import Network, NetworkSpec
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import agent_reference as reference
 from agent import conflict
-from agent.conflict import MAX_TASKS, SPAN, Conflict, Gradients, shared_parameters, task_gradients
-from agent.learner import Learner, OptimiserSettings
+from agent.conflict import MAX_TASKS, SPAN, Conflict, Gradients, task_gradients
+from agent.learner import Learner
+from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
 from agent.unroll import Batch, take_columns
@@ -62,7 +63,7 @@ def test_all_tasks_together_are_the_learners_gradient() -> None:
     network, batch, tasks = scene(7, [2, 0, 1, 0, 2, 2, 1])
     found = task_gradients(network, batch, tasks, [0, 1, 2], LOSS)
     Learner(network, LOSS, OptimiserSettings(max_gradient_norm=0), 10**9).update(batch, tasks)
-    whole = sum(float((p.grad.double() ** 2).sum()) for p in shared_parameters(network) if p.grad is not None)
+    whole = sum(float((p.grad.double() ** 2).sum()) for p in network.shared_parameters() if p.grad is not None)
     assert found.norms @ found.cosines @ found.norms == pytest.approx(whole, rel=1e-4)
 
 

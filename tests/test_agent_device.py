@@ -7,7 +7,8 @@ import torch
 import agent_reference as reference
 from agent.conflict import task_gradients
 from agent.device import allow_tf32, compile_torso
-from agent.learner import Learner, OptimiserSettings
+from agent.learner import Learner
+from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
 from agent.unroll import Batch

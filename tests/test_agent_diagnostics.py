@@ -27,7 +27,7 @@ def scene(seed: int) -> tuple[Arrays, np.ndarray, torch.Tensor]:
         batch,
         logits,
         task_sums(
-            compute_losses(output, reference.tensors(batch), LossSettings()), reference.tensors(batch), LossSettings(), 3
+            compute_losses(output, reference.tensors(batch), LossSettings()), reference.tensors(batch), 3
         ),
     )
 
@@ -88,7 +88,7 @@ def test_on_policy_the_effective_sample_size_is_one_and_the_divergence_zero() ->
     batch = reference.random_batch(rng, SPEC, 7, 6)
     output = Output(torch.from_numpy(batch["log_probs"].copy()), torch.zeros(8, 6), torch.zeros(6, 2, 1))
     data = reference.tensors(batch)
-    means = summarise(task_sums(compute_losses(output, data, LossSettings()), data, LossSettings(), 3).sum(0).numpy())
+    means = summarise(task_sums(compute_losses(output, data, LossSettings()), data, 3).sum(0).numpy())
     assert means["effective_sample_size"] == pytest.approx(1, abs=1e-5)
     assert means["kl_behaviour_target"] == pytest.approx(0, abs=1e-5)
 
@@ -99,6 +99,6 @@ def test_extreme_ratios_stay_finite(log_rho: float) -> None:
     np.put_along_axis(batch["log_probs"], batch["action"][..., None], -log_rho, -1)
     data = reference.tensors(batch)
     output = Output(torch.from_numpy(logits), torch.zeros(8, 6), torch.zeros(6, 2, 1))
-    sums = task_sums(compute_losses(output, data, LossSettings()), data, LossSettings(), 3)
+    sums = task_sums(compute_losses(output, data, LossSettings()), data, 3)
     assert sums.isfinite().all()
     assert all(np.isfinite(value) for value in summarise(sums[0].numpy()).values())

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import agent_reference as reference
 from agent.diagnostics import SUMS
-from agent.learner import Learner, NonFiniteError, OptimiserSettings
+from agent.learner import Learner, NonFiniteError
+from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings, compute_losses
 from agent.unroll import Batch
 

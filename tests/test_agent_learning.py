@@ -12,7 +12,8 @@ import torch
 import agent_reference as reference
 from agent.actor import Actor, HalfGroup, Member
 from agent.inference import LocalPolicy
-from agent.learner import Learner, OptimiserSettings
+from agent.learner import Learner
+from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings
 from agent.unroll import Arrays
 

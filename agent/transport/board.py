@@ -18,6 +18,13 @@ _HEADER = 64
 _NOTHING = -1
 
 
+def posted_tensors(network: nn.Module) -> list[torch.Tensor]:
+    """What a checkpoint holds, in order: parameters, and the buffers that belong to them."""
+    tensors = list(network.state_dict().values())
+    assert all(tensor.dtype == torch.float32 for tensor in tensors), "the board holds float32 only"
+    return tensors
+
+
 class Posted(NamedTuple):
     """version: learner updates behind the parameters; frames: trained on by then."""
 
@@ -27,7 +34,7 @@ class Posted(NamedTuple):
 
 def num_parameters(network: nn.Module) -> int:
     """Numbers on the board."""
-    return sum(p.numel() for p in network.parameters())
+    return sum(tensor.numel() for tensor in posted_tensors(network))
 
 
 def board_bytes(count: int) -> int:
@@ -36,7 +43,7 @@ def board_bytes(count: int) -> int:
 
 
 class Board:
-    """The newest float32 parameters of a network, in the order of `network.parameters()`.
+    """The newest float32 parameters and buffers of a network, in the order of its `state_dict`.
 
     Args:
         path: of the mapped file.
@@ -58,7 +65,7 @@ class Board:
     def publish(self, network: nn.Module, version: int, frames: int) -> None:
         """Post a network's parameters. One writer only."""
         # One copy from the device, not one per parameter.
-        flat = torch.cat([parameter.detach().reshape(-1) for parameter in network.parameters()])
+        flat = torch.cat([tensor.reshape(-1) for tensor in posted_tensors(network)])
         torch.from_numpy(self._open(version)).copy_(flat)
         self._commit(version, frames)
 
@@ -95,10 +102,10 @@ class Board:
         posted, numbers = self.copy(timeout_seconds)
         start = 0
         with torch.no_grad():
-            for parameter in network.parameters():
-                part = numbers[start : start + parameter.numel()]
-                parameter.copy_(torch.from_numpy(part).view(parameter.shape))
-                start += parameter.numel()
+            for tensor in posted_tensors(network):
+                part = numbers[start : start + tensor.numel()]
+                tensor.copy_(torch.from_numpy(part).view(tensor.shape))
+                start += tensor.numel()
         return posted
 
     def _open(self, version: int) -> np.ndarray:

@@ -1,10 +1,56 @@
-"""RMSProp with epsilon inside or outside the root: IMPALA's results need it inside, PyTorch has it outside."""
+"""Optimisers by name: RMSProp with epsilon inside or outside the root (IMPALA needs it inside, PyTorch has it outside), Adam."""
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
+
+
+@dataclass(frozen=True)
+class OptimiserSettings:
+    """Optimiser and schedule. Default: IMPALA on Atari (arXiv:1802.01561, table G.1).
+
+    Attributes:
+        name: rmsprop, or adam (torch's).
+        learning_rate: falls linearly with frames, to 0 at total_frames (`schedule: linear`), or stays (`constant`).
+        warmup_updates: the rate rises linearly from 0 over so many first updates; 0 = at once.
+        momentum: of Adam, its first beta; RMSProp has none.
+        decay: of the mean square of gradients; Adam's second beta.
+        epsilon: RMSProp: added under the root (`epsilon_placement: inside`, as published) or to the root (`outside`, as
+            PyTorch). Adam: added to the root. Gradients are sums over a batch, so 1e-5 of code that takes means is 1e-5 times
+            the steps of an update here.
+        initial_square: at which RMSProp's mean squares start. 1, as TensorFlow, warms up over some hundred updates; with 0,
+            as PyTorch, the first steps are up to 1 / sqrt(1 - decay) times as long as later ones.
+        max_gradient_norm: the gradient is scaled down to this norm; 0 = never (IMPALA on DMLab).
+        max_skipped_updates: the run ends after so many non-finite updates in a row.
+    """
+
+    name: Literal["rmsprop", "adam"] = "rmsprop"
+    learning_rate: float = field(default=6e-4, metadata={"min": 0})
+    schedule: Literal["linear", "constant"] = "linear"
+    warmup_updates: int = field(default=0, metadata={"min": 0})
+    momentum: float = field(default=0.9, metadata={"min": 0, "max": 0.9999})
+    decay: float = field(default=0.99, metadata={"min": 0, "max": 1})
+    epsilon: float = field(default=0.01, metadata={"min": 0})
+    epsilon_placement: Literal["inside", "outside"] = "inside"
+    initial_square: float = field(default=1.0, metadata={"min": 0})
+    max_gradient_norm: float = field(default=40.0, metadata={"min": 0})
+    max_skipped_updates: int = field(default=20, metadata={"min": 1})
+
+
+def make_optimiser(parameters: Iterable[torch.Tensor], settings: OptimiserSettings) -> Any:
+    """An object with `param_groups`, `state`, `zero_grad` and `step`, as torch's optimisers have."""
+    if settings.name == "rmsprop":
+        inside = settings.epsilon_placement == "inside"
+        return RMSProp(
+            parameters, settings.learning_rate, settings.decay, settings.epsilon, inside, settings.initial_square
+        )
+    from torch.optim import Adam  # here, because it loads torch's compiler: more than a second
+
+    betas = (settings.momentum, settings.decay)
+    return Adam(parameters, settings.learning_rate, betas, settings.epsilon, fused=True)
 
 
 class RMSProp:

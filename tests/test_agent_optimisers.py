@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent.rmsprop import RMSProp
+from agent.optimisers import RMSProp
 
 ROOT = Path(__file__).parents[1]
 
@@ -86,7 +86,7 @@ def test_no_state_before_the_first_gradient() -> None:
 def test_torchs_compiler_is_not_loaded() -> None:
     """It would cost every start of a learner more than a second."""
     code = (
-        "import sys, torch; from agent.rmsprop import RMSProp; p = torch.nn.Parameter(torch.ones(2)); p.sum().backward(); "
+        "import sys, torch; from agent.optimisers import RMSProp; p = torch.nn.Parameter(torch.ones(2)); p.sum().backward(); "
         "o = RMSProp([p], lr=0.1, decay=0.9, epsilon=0.1); o.step(); o.zero_grad(); print('torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
