@@ -86,7 +86,7 @@ class Learner:
         loss, optimiser: settings.
         total_frames: at which the linear schedule reaches 0.
         ranks: this learner's place among others in step.
-        epochs, minibatches, max_kl: of LearnerSettings.
+        reuse: how often and in which parts a batch is learned from; default: once, whole.
         seed: of the choice of minibatches.
     """
 
@@ -97,13 +97,11 @@ class Learner:
         optimiser: OptimiserSettings,
         total_frames: int,
         ranks: Ranks | None = None,
-        epochs: int = 1,
-        minibatches: int = 1,
-        max_kl: float = 0.0,
+        reuse: LearnerSettings | None = None,
         seed: int = 0,
     ) -> None:
         self.network = network
-        self.epochs, self.minibatches, self.max_kl, self.seed = epochs, minibatches, max_kl, seed
+        self.reuse, self.seed = reuse or LearnerSettings(), seed
         self.ranks = ranks or Ranks()
         self.loss_settings = loss
         self.settings = optimiser
@@ -142,10 +140,11 @@ class Learner:
         """
         self._see(batch)
         passes: list[list[dict[str, Any]]] = []
-        for epoch in range(self.epochs):
+        for epoch in range(self.reuse.epochs):
             parts = self._parts(batch, tasks, first)
             passes.append([self._update(*part, is_new=epoch == 0) for part in parts])
-            if self.max_kl and summarise(_sums(passes[-1]).sum(0)).get("kl_behaviour_target", 0.0) > self.max_kl:
+            divergence = summarise(_sums(passes[-1]).sum(0)).get("kl_behaviour_target", 0.0)
+            if 0 < self.reuse.max_kl < divergence:
                 break
         results = [result for each in passes for result in each]
         whole = [result for result in results if not result["skipped"]] or results
@@ -169,12 +168,12 @@ class Learner:
         self, batch: Batch, tasks: list[int], first: np.ndarray | None
     ) -> Iterator[tuple[Batch, list[int], np.ndarray | None]]:
         """The batch in `minibatches` parts of columns, drawn anew each time."""
-        if self.minibatches == 1:
+        if self.reuse.minibatches == 1:
             yield batch, tasks, first
             return
         # From the number of updates: a run that is continued draws what it would have drawn.
         rng = np.random.default_rng([self.seed, self.counters.updates, self.counters.skipped_updates])
-        for columns in rng.permutation(len(tasks)).reshape(self.minibatches, -1):
+        for columns in rng.permutation(len(tasks)).reshape(self.reuse.minibatches, -1):
             part = take_columns(batch, torch.from_numpy(columns).to(batch["first"].device))
             yield part, [tasks[column] for column in columns], None if first is None else first[:, columns]
 

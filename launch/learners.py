@@ -20,17 +20,7 @@ def make_learner(run: RunFiles, device: torch.device, ranks: Ranks | None = None
     allow_tf32(settings.tf32)
     if settings.compile:
         compile_torso(network, settings.batch_size * (config.actor.unroll_length + 1))
-    return Learner(
-        network,
-        config.loss,
-        config.optimiser,
-        config.total_frames,
-        ranks,
-        settings.epochs,
-        settings.minibatches,
-        settings.max_kl,
-        config.seed,
-    )
+    return Learner(network, config.loss, config.optimiser, config.total_frames, ranks, settings, config.seed)
 
 
 def choose_device(name: str, local_rank: int = 0, local_size: int = 1, key: str = "learner.device") -> torch.device:

@@ -37,7 +37,7 @@ def test_sums_per_task_by_hand() -> None:
     assert sums.shape == (3, len(SUMS))
     log_pi = reference.log_softmax(logits)
     for task in range(3):
-        expected = dict.fromkeys(("transitions", "unrolls", "entropy", "clipped", "rho", "rho_squared", "kl"), 0.0)
+        expected = dict.fromkeys(("transitions", "unrolls", "entropy", "off_policy", "rho", "rho_squared", "kl"), 0.0)
         for b in np.flatnonzero(batch["task"] == task):
             expected["unrolls"] += 1
             for t in range(7):
@@ -48,7 +48,7 @@ def test_sums_per_task_by_hand() -> None:
                 rho = pi[batch["action"][t, b]] / mu[batch["action"][t, b]]
                 expected["transitions"] += 1
                 expected["entropy"] -= (pi * np.log(pi)).sum()
-                expected["clipped"] += rho > 1
+                expected["off_policy"] += not 0.8 <= rho <= 1.25
                 expected["rho"] += rho
                 expected["rho_squared"] += rho**2
                 expected["kl"] += (mu * np.log(mu / pi)).sum()
@@ -71,11 +71,11 @@ def test_means_per_transition() -> None:
     means = summarise(sums[0].numpy())
     total = dict(zip(SUMS, sums[0].tolist(), strict=True))
     assert means["entropy"] == pytest.approx(total["entropy"] / total["transitions"])
-    assert means["clipped_ratio_share"] == pytest.approx(total["clipped"] / total["transitions"])
+    assert means["off_policy_share"] == pytest.approx(total["off_policy"] / total["transitions"])
     assert means["kl_behaviour_target"] == pytest.approx(total["kl"] / total["transitions"])
     assert 0 < means["effective_sample_size"] <= 1
     assert means["effective_sample_size"] == pytest.approx(total["rho"] ** 2 / (total["transitions"] * total["rho_squared"]))
-    assert 0 <= means["clipped_ratio_share"] <= 1 and means["kl_behaviour_target"] >= 0
+    assert 0 < means["off_policy_share"] <= 1 and means["kl_behaviour_target"] >= 0
 
 
 def test_a_task_without_transitions_has_no_means() -> None:
@@ -91,6 +91,7 @@ def test_on_policy_the_effective_sample_size_is_one_and_the_divergence_zero() ->
     means = summarise(task_sums(compute_losses(output, data, LossSettings()), data, 3).sum(0).numpy())
     assert means["effective_sample_size"] == pytest.approx(1, abs=1e-5)
     assert means["kl_behaviour_target"] == pytest.approx(0, abs=1e-5)
+    assert means["off_policy_share"] == 0
 
 
 @pytest.mark.parametrize("log_rho", [200.0, 1e30])
@@ -102,3 +103,19 @@ def test_extreme_ratios_stay_finite(log_rho: float) -> None:
     sums = task_sums(compute_losses(output, data, LossSettings()), data, 3)
     assert sums.isfinite().all()
     assert all(np.isfinite(value) for value in summarise(sums[0].numpy()).values())
+
+
+def test_explained_variance_is_one_for_the_targets_themselves_and_zero_for_a_constant() -> None:
+    """Discount 0: the targets are the rewards, whatever the values are."""
+    rng = np.random.default_rng(5)
+    batch = reference.random_batch(rng, SPEC, 7, 6, end=0.0)
+    batch["first"][0] = True
+    logits, data = torch.from_numpy(batch["log_probs"].copy()), reference.tensors(batch)
+    loss = LossSettings(discount=0.0, reward_transform="none")
+    rewards = torch.cat([data["reward"][1:], torch.zeros(1, 6)])
+    for values, expected in ((rewards, 1.0), (torch.full((8, 6), 3.0), 0.0), (rewards / 2, 0.75), (-rewards, -3.0)):
+        found = compute_losses(Output(logits, values, torch.zeros(6, 2, 1)), data, loss)
+        assert summarise(task_sums(found, data, 3).sum(0).numpy())["explained_variance"] == pytest.approx(expected, abs=1e-4)
+    data["reward"].zero_()
+    found = compute_losses(Output(logits, rewards, torch.zeros(6, 2, 1)), data, loss)
+    assert "explained_variance" not in summarise(task_sums(found, data, 3).sum(0).numpy())

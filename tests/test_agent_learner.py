@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import agent_reference as reference
 from agent.diagnostics import SUMS
-from agent.learner import Learner, NonFiniteError
-from agent.optimisers import OptimiserSettings
+from agent.learner import Learner, LearnerSettings, NonFiniteError
 from agent.losses import LossSettings, compute_losses
+from agent.optimisers import OptimiserSettings
 from agent.unroll import Batch
 
 SPEC = reference.small_spec({"a": 2, "b": 3, "absent": 3})
@@ -279,3 +279,120 @@ def test_mean_squares_start_where_the_setting_says() -> None:
         learner = make(OptimiserSettings(initial_square=start, decay=1.0))
         learner.update(*make_batch(0))
         assert all((square == start).all() for square in learner.optimiser_state().values())
+
+
+def reuse(seed: int = 0, optimiser: OptimiserSettings | None = None, **settings: Any) -> Learner:
+    settings = {"batch_size": 8, **settings}
+    return Learner(
+        reference.make_network(SPEC),
+        RAW,
+        optimiser or OptimiserSettings(name="adam", learning_rate=1e-3, epsilon=1e-3),
+        1000,
+        None,
+        LearnerSettings(**settings),
+        seed,
+    )
+
+
+def test_a_batch_that_is_learned_from_several_times_counts_once() -> None:
+    learner, batch = reuse(epochs=3, minibatches=4), make_batch(0, columns=8)
+    result = learner.update(*batch)
+    once = reuse()
+    once.update(*batch)
+    assert learner.counters.updates == 12 and once.counters.updates == 1
+    for name in ("frames", "steps"):
+        assert getattr(learner.counters, name) == getattr(once.counters, name) > 0
+    transitions = int((~batch[0]["first"][1:]).sum())
+    assert result["samples"] == 3 * transitions
+    assert result["task_sums"][:, 0].sum() == result["last_sums"][:, 0].sum() == transitions
+    assert not np.array_equal(result["task_sums"], result["last_sums"]), "the policy has moved in between"
+
+
+def test_every_unroll_is_in_one_minibatch_of_each_epoch_and_they_are_drawn_anew() -> None:
+    learner, (batch, tasks) = reuse(epochs=2, minibatches=2), make_batch(0, columns=8)
+    batch["actor"] = torch.arange(8, dtype=torch.int32)
+    seen: list[list[int]] = []
+    inner = learner._update
+
+    def spy(part: Batch, part_tasks: list[int], first: Any, is_new: bool) -> dict[str, Any]:
+        seen.append(part["actor"].tolist())
+        assert part_tasks == [tasks[column] for column in seen[-1]] == part["task"].tolist()
+        assert is_new == (len(seen) <= 2)
+        np.testing.assert_array_equal(first, batch["first"].numpy()[:, seen[-1]])
+        return inner(part, part_tasks, first, is_new)
+
+    learner._update = spy  # type: ignore[method-assign]
+    learner.update(batch, tasks, batch["first"].numpy())
+    assert sorted(seen[0] + seen[1]) == sorted(seen[2] + seen[3]) == list(range(8))
+    assert {frozenset(part) for part in seen[:2]} != {frozenset(part) for part in seen[2:]}
+
+
+def test_one_epoch_in_one_part_is_one_plain_update() -> None:
+    """By hand: the summed loss, its gradient, Adam's first step of the learning rate's length in every direction."""
+    learner, (batch, tasks) = reuse(), make_batch(3, columns=8)
+    before = {name: p.detach().clone() for name, p in learner.network.named_parameters()}
+    network = reference.make_network(SPEC)
+    compute_losses(network(batch, batch["core_state"], tasks), batch, RAW).total().backward()
+    norm = float(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]).norm())
+    learner.update(batch, tasks)
+    gradients = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    for name, after in learner.network.named_parameters():
+        if name in gradients:
+            clipped = gradients[name] * min(1.0, 40.0 / norm)
+            expected = before[name] - 1e-3 * clipped / (clipped.abs() + 1e-3)
+            torch.testing.assert_close(after.detach(), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_epochs_end_when_the_policy_has_gone_too_far() -> None:
+    """The batch's behaviour is another network's: its divergence is above any small limit at once."""
+    for limit, updates in ((0.0, 6), (1e-6, 2), (1e12, 6)):
+        learner = reuse(epochs=3, minibatches=2, max_kl=limit)
+        learner.update(*make_batch(0, columns=8))
+        assert learner.counters.updates == updates, limit
+
+
+def test_reuse_continues_exactly_with_adam_and_minibatches() -> None:
+    straight = reuse(epochs=2, minibatches=4)
+    for seed in range(4):
+        straight.update(*make_batch(seed, columns=8))
+    first, second = reuse(epochs=2, minibatches=4), reuse(epochs=2, minibatches=4)
+    for seed in range(2):
+        first.update(*make_batch(seed, columns=8))
+    second.network.load_state_dict(first.network.state_dict())
+    second.load_optimiser_state(first.optimiser_state())
+    second.counters = first.counters
+    for seed in range(2, 4):
+        second.update(*make_batch(seed, columns=8))
+    assert_same(snapshot(straight), snapshot(second))
+    assert straight.counters == second.counters
+    assert {name.rpartition(".")[2] for name in straight.optimiser_state()} == {"exp_avg", "exp_avg_sq", "step"}
+
+
+def test_another_seed_draws_other_minibatches() -> None:
+    learners = [reuse(seed, minibatches=4) for seed in (0, 0, 1)]
+    for learner in learners:
+        learner.update(*make_batch(0, columns=8))
+    same, equal, other = (snapshot(learner) for learner in learners)
+    assert_same(same, equal)
+    assert any(not torch.equal(value, other[name]) for name, value in same.items())
+
+
+def test_adam_leaves_the_heads_of_absent_tasks_as_they_are() -> None:
+    learner = reuse(epochs=2, minibatches=2)
+    learner.update(*make_batch(0, columns=8))
+    before = snapshot(learner)
+    batch, _ = make_batch(1, columns=8)
+    batch["task"].zero_()
+    learner.update(batch, [0] * 8)
+    after = snapshot(learner)
+    for name, value in before.items():
+        assert torch.equal(value, after[name]) == (".task_b." in name or ".task_absent." in name), name
+
+
+def test_the_rate_warms_up() -> None:
+    learner = reuse(optimiser=OptimiserSettings(learning_rate=0.4, schedule="constant", warmup_updates=4))
+    rates = []
+    for seed in range(6):
+        rates.append(learner.learning_rate())
+        learner.update(*make_batch(seed, columns=8))
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])

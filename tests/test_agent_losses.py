@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agent_reference as reference
-from agent.losses import LossSettings, compute_losses, entropy, transform_rewards
+from agent.losses import LossSettings, compute_losses, entropy, normalise, transform_rewards, within
 from agent.network import ILLEGAL_LOGIT, Output
 from agent.unroll import Arrays, transition_mask
 
@@ -272,3 +272,58 @@ def test_extremely_off_policy_data_gives_finite_gradients(size: float, direction
 def test_transition_mask() -> None:
     first = torch.tensor([[True, False], [False, True], [True, False]])
     assert transition_mask(first).tolist() == [[True, False], [False, True]]
+
+
+def test_advantages_have_mean_0_and_deviation_1_in_each_task() -> None:
+    rng = np.random.default_rng(0)
+    weight = torch.from_numpy((rng.random((5, 8)) < 0.8).astype(float))
+    advantages = torch.from_numpy(rng.normal(3.0, 50.0, size=(5, 8)))
+    task = torch.tensor([0, 2, 0, 2, 2, 3, 0, 2])
+    advantages[:, task == 3] = 7.0
+    found = normalise(advantages, weight, task)
+    for one in (0, 2):
+        own = task == one
+        counted = weight[:, own] > 0
+        values = found[:, own][counted]
+        assert float(values.mean()) == pytest.approx(0, abs=1e-6) and float(values.std(correction=0)) == pytest.approx(1, rel=1e-6)
+        raw = advantages[:, own][counted]
+        torch.testing.assert_close(values, (raw - raw.mean()) / raw.std(correction=0))
+    assert (found[:, task == 3] == 0).all(), "all alike: none is better than another"
+
+
+def test_normalised_advantages_reach_the_policy_gradient_and_nothing_else() -> None:
+    """Rewards a hundred times larger: the same policy gradient, another value loss."""
+    found = []
+    for scale in (1.0, 100.0):
+        batch = reference.random_batch(np.random.default_rng(3), SPEC, 6, 5)
+        batch["task"][:] = 0
+        batch["reward"] *= scale
+        logits, values = torch.zeros(7, 5, SPEC.num_actions), torch.zeros(7, 5)
+        loss = LossSettings(reward_transform="none", advantage_normalisation="batch")
+        found.append(compute_losses(Output(logits, values, torch.zeros(5, 2, 1)), reference.tensors(batch), loss))
+    torch.testing.assert_close(found[0].policy_gradient, found[1].policy_gradient, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[1].baseline, found[0].baseline * 1e4, rtol=1e-4, atol=1e-3)
+
+
+def test_the_ratio_clip_stops_what_has_gone_far_enough() -> None:
+    """clip 0.2: ratios 0.7, 0.9, 1.1, 1.3, pushed up (advantage > 0) and down."""
+    log_rhos = torch.tensor([0.7, 0.9, 1.1, 1.3]).log()[:, None].expand(4, 2)
+    advantages = torch.tensor([[2.0, -2.0]]).expand(4, 2)
+    assert within(log_rhos, advantages, 0.2).tolist() == [[1, 0], [1, 1], [1, 1], [0, 1]]
+
+
+def test_the_ratio_clip_takes_the_policy_gradient_away_and_leaves_values_and_entropy() -> None:
+    batch = reference.random_batch(np.random.default_rng(4), SPEC, 6, 5)
+    gradients = []
+    for clip in (0.0, 0.1, 1e9):
+        logits = torch.from_numpy(np.random.default_rng(5).normal(size=(7, 5, SPEC.num_actions))).requires_grad_()
+        values = torch.zeros(7, 5, requires_grad=True)
+        losses = compute_losses(Output(logits, values, torch.zeros(5, 2, 1)), reference.tensors(batch), LossSettings(ratio_clip=clip))
+        losses.policy_gradient.sum().backward()
+        assert logits.grad is not None
+        gradients.append((logits.grad.clone(), losses.baseline.detach(), losses.entropy.detach()))
+    (free, *rest), (cut, *same), (wide, *_) = gradients
+    assert torch.equal(wide, free), "no ratio is so far away"
+    changed = ~torch.isclose(cut, free).all(-1)
+    assert 0 < int(changed.sum()) and (cut[changed] == 0).all()
+    assert all(torch.equal(a, b) for a, b in zip(rest, same, strict=True))

@@ -189,6 +189,45 @@ def test_published_settings_are_the_defaults():
     assert (atari.optimiser.max_gradient_norm, atari.loss.entropy_cost, atari.loss.reward_transform) == (40, 0.01, "clip")
 
 
+def test_presets_by_suite():
+    """What learns where a newcomer starts; the papers' where their numbers are to be reproduced."""
+    for suite, preset in (("atari5", "fast"), ("atari57", "published"), ("dmlab30", "published"), ("toy", "suite")):
+        config = load_config(suite, None, [])
+        is_fast = config.preset == "fast"
+        assert config.preset == preset
+        assert (config.optimiser.name, config.network.input_normalisation) == (("adam", "pixel") if is_fast else ("rmsprop", "none"))
+        assert (config.learner.epochs > 1) == (config.learner.minibatches > 1) == is_fast
+
+
+def test_a_preset_lies_between_the_suite_and_what_a_person_sets(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("preset: fast\nlearner: {epochs: 7}\n", encoding="utf-8")
+    config = load_config("atari57", path, ["learner.minibatches=8"])
+    assert (config.preset, config.learner.epochs, config.learner.minibatches) == ("fast", 7, 8)
+    assert config.optimiser.name == "adam" and config.loss.ratio_clip > 0
+    assert config.total_frames == 11_400_000_000, "from the suite"
+    back = load_config("atari57", path, ["preset=published"])
+    assert (back.preset, back.learner.epochs, back.optimiser.name) == ("published", 7, "rmsprop")
+    assert load_config("atari5", None, ["preset=published"]).optimiser.learning_rate == 6e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--suite", "toy", "--preset", "fast"), ["preset=fast", "toy", "leave it out"]),
+        (("--suite", "atari5", "preset=suite"), ["preset=suite", "fast or published"]),
+        (("--suite", "atari5", "preset=quick"), ["preset", "quick"]),
+        (("--suite", "toy", "learner.minibatches=5"), ["learner.minibatches=5", "learner.batch_size", "multiple of 5"]),
+        (("--suite", "toy", "learner.epochs=0"), ["learner.epochs", "at least 1"]),
+        (("--suite", "toy", "network.core=gru"), ["network.core", "gru"]),
+        (("--suite", "toy", "optimiser.name=sgd"), ["optimiser.name", "sgd"]),
+    ],
+)
+def test_presets_and_reuse_that_do_not_fit(capsys, arguments, words):
+    message = refused(capsys, *arguments)
+    assert all(word in message for word in words), message
+
+
 def test_dry_run_prints_json_and_starts_nothing(tmp_path):
     command = [sys.executable, str(ROOT / "launch" / "multitask.py"), "--suite", "atari57", "--dry-run", "actor.num_actors=2"]
     done = subprocess.run([*command, "actor.num_envs=64"], cwd=tmp_path, capture_output=True, text=True, check=True)

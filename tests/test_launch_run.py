@@ -75,9 +75,10 @@ def test_metrics_say_what_happened(toy):
     last = records[-1]
     for key in (
         "frames", "steps", "updates", "seconds", "frames_per_second", "learning_rate", "skipped_updates", "actor_restarts",
-        "sample_age_versions_mean", "sample_age_versions_max", "sample_age_seconds_mean", "clipped_ratio_share",
+        "sample_age_versions_mean", "sample_age_versions_max", "sample_age_seconds_mean", "off_policy_share",
         "effective_sample_size", "kl_behaviour_target", "queue_depth_unrolls", "learner_waiting_share", "limited_by",
         "actors_environment_share", "actors_inference_share", "actors_waiting_share", "memory_bytes",
+        "samples_per_second", "explained_variance", "live_units", "units", "value_gradient_share", "relative_steps",
     ):  # fmt: skip
         assert key in last, key
     assert last["frames"] == sum(task["frames"] for task in last["tasks"].values()) >= 110_000
@@ -90,7 +91,7 @@ def test_metrics_say_what_happened(toy):
     for record in records:
         if "effective_sample_size" in record:
             assert 0 < record["effective_sample_size"] <= 1.0001
-            assert 0 <= record["clipped_ratio_share"] <= 1
+            assert 0 <= record["off_policy_share"] <= 1
             assert record["kl_behaviour_target"] > -1e-4
             assert record["sample_age_versions_mean"] <= record["sample_age_versions_max"]
             ages = [task["sample_age_versions_mean"] for task in record["tasks"].values() if "sample_age_versions_mean" in task]

@@ -51,6 +51,28 @@ def test_spaces() -> None:
     env.close()
 
 
+@pytest.mark.parametrize(("game", "count"), [("pong", 6), ("breakout", 4), ("qbert", 6), ("skiing", 3), ("boxing", 18)])
+def test_minimal_actions_are_the_games_own(game: str, count: int) -> None:
+    """The same buttons as the full set has under other numbers: equal games, frame by frame."""
+    minimal = EnvironmentSettings(atari_actions="minimal")
+    assert suite_spaces(load_suite("atari57", [game]), minimal).num_actions == (count,)
+    env, full = make(game, [5], minimal), make(game, [5])
+    names = [action.name for action in env._games.ale.get_action_set()]  # type: ignore[attr-defined]
+    assert env.single_action_space.n == count == len(names)
+    env.reset()
+    full.reset()
+    generator = np.random.default_rng(0)
+    for action in generator.integers(count, size=60):
+        here, reward, *_ = env.step(np.array([action]))
+        there, same_reward, *_ = full.step(np.array([ACTION_NAMES.index(names[action])]))
+        np.testing.assert_array_equal(here["frame"], there["frame"])
+        assert reward == same_reward
+    with pytest.raises(ValueError, match=str(count)):
+        env.step(np.array([count]))
+    env.close()
+    full.close()
+
+
 @pytest.mark.parametrize("action_repeat", [1, 4])
 def test_one_step_is_action_repeat_emulator_frames(action_repeat: int) -> None:
     env = make("pong", [1, 2], EnvironmentSettings(action_repeat=action_repeat))
