@@ -59,7 +59,7 @@ def task_gradients(
             network(part, part["core_state"], [task] * len(own)),
             popart.scale([task] * len(own)) if popart else None,
         )
-        total = compute_losses(output, part, loss, scale).total()
+        total = compute_losses(output, part, loss, scale, len(network.task_names)).total()
         found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
         rows.append([gradient.flatten() for gradient in found])
     if ranks is not None:

@@ -1,4 +1,4 @@
-"""Does it learn at all? Units that live, what the gradient is made of, and how long steps are: measured now and then on a batch."""
+"""Does it learn at all? Live units, what the gradient is made of, and how long steps are, measured now and then on a batch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ LIVE_SHARE = 0.7
 
 @torch.no_grad()
 def live_units(network: Network, batch: Batch, tasks: Sequence[int]) -> dict[str, tuple[int, int]]:
-    """Layer of the torso -> units (channels of a convolution) that are above 0 on some row of the batch, and how many it has."""
+    """Layer of the torso -> units (channels of a convolution) above 0 on some row of the batch, and how many it has."""
     found: dict[str, tuple[int, int]] = {}
 
     def look(name: str) -> Any:
@@ -47,7 +47,7 @@ def gradient_parts(
     """Norms of the summed gradient on the shared parameters: of the policy's losses (`policy`) and of the value's (`value`)."""
     parameters = network.shared_parameters()
     output = network(batch, batch["core_state"], tasks)
-    losses = compute_losses(output, batch, loss, popart.scale(tasks) if popart else None)
+    losses = compute_losses(output, batch, loss, popart.scale(tasks) if popart else None, len(network.task_names))
     parts = {"policy": losses.policy_gradient.sum() + losses.entropy.sum(), "value": losses.baseline.sum()}
     norms = {}
     for name, part in parts.items():

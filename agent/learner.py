@@ -11,8 +11,8 @@ from agent.diagnostics import summarise, task_sums
 from agent.distributed import Ranks
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
-from agent.popart import PopArt, target_sums
 from agent.optimisers import OptimiserSettings, make_optimiser
+from agent.popart import PopArt, target_sums
 from agent.unroll import Batch, take_columns
 
 
@@ -123,16 +123,16 @@ class Learner:
         return rate * max(0.0, 1 - self.counters.frames / self.total_frames)
 
     def update(self, batch: Batch, tasks: list[int], first: np.ndarray | None = None) -> dict[str, Any]:
-        """Learn from B unrolls on the network's device: epochs * minibatches updates. `tasks` is `batch["task"]` as Python ints.
+        """Learn from B unrolls on the network's device, in epochs * minibatches updates.
 
-        Counts frames and steps once, also of skipped updates: they were consumed. With several ranks an update is that of one
-        rank with all their unrolls, and so is what is counted and returned. `first` is `batch["first"]` in host memory; without
-        it a GPU is waited for.
+        `tasks` is `batch["task"]` as Python ints. Counts frames and steps once, also of skipped updates: they were consumed.
+        With several ranks an update is that of one rank with all their unrolls, and so is what is counted and returned. `first`
+        is `batch["first"]` in host memory; without it a GPU is waited for.
 
         Returns:
             `loss`, `gradient_norm` (before clipping): means over updates, of those that were not skipped if there are some;
-            `samples`, transitions learned from, each as often as it was; `skipped` (bool), any of them; `task_sums` and `last_sums` [N, len(SUMS)] (see
-            diagnostics) of the first and the last time that the batch was gone through.
+            `samples`, transitions learned from, each as often as it was; `skipped` (bool), any update; `task_sums` and
+            `last_sums` [N, len(SUMS)] (see diagnostics) of the first and the last time that the batch was gone through.
 
         Raises:
             NonFiniteError: after `max_skipped_updates` non-finite updates in a row.
@@ -181,7 +181,8 @@ class Learner:
         """One update; a batch that is new is counted."""
         num_tasks = len(self.network.task_names)
         output = self.network(batch, batch["core_state"], tasks, first)
-        losses = compute_losses(output, batch, self.loss_settings, self.popart.scale(tasks) if self.popart else None)
+        scale = self.popart.scale(tasks) if self.popart else None
+        losses = compute_losses(output, batch, self.loss_settings, scale, num_tasks, self.ranks.sum)
         loss = losses.total()
         self.optimiser.zero_grad()
         loss.backward()

@@ -4,6 +4,7 @@ Losses are **summed** over time and batch, as IMPALA published them: two learner
 update of one with 2 B.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -34,7 +35,7 @@ class LossSettings:
         popart_step: by which a task's statistics go towards its batch's, per update.
         popart_lowest_deviation: the unit is never smaller; 1e-2 guards very sparse rewards.
         advantage_normalisation: batch = a task's advantages in an update have mean 0 and deviation 1 before they weigh the
-            policy gradient (each rank by its own, where ranks have different ones); none = as they are.
+            policy gradient; none = as they are.
         ratio_clip: no policy gradient from an action whose ratio has already left 1 - r to 1 + r in the direction in which its
             advantage pushes (PPO's clip, arXiv:1707.06347); 0 = never. It bounds how far learning a batch several times goes.
     """
@@ -91,7 +92,14 @@ def entropy(log_probs: torch.Tensor) -> torch.Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def compute_losses(output: Output, batch: Batch, settings: LossSettings, scale: ValueScale | None = None) -> Losses:
+def compute_losses(
+    output: Output,
+    batch: Batch,
+    settings: LossSettings,
+    scale: ValueScale | None = None,
+    num_tasks: int = 1,
+    add_up: Callable[[torch.Tensor], None] = lambda sums: None,
+) -> Losses:
     """Losses of T transitions of B columns.
 
     Args:
@@ -99,6 +107,7 @@ def compute_losses(output: Output, batch: Batch, settings: LossSettings, scale: 
         batch: of the row contract, [T+1, B, ...].
         scale: with PopArt, what the network's values have to be multiplied with and added to. V-trace runs on the result;
             value errors and advantages are divided by the deviation again.
+        num_tasks, add_up: for advantages normalised over several tasks and ranks, see `normalise`.
     """
     mask = transition_mask(batch["first"])
     ended = batch["terminated"][1:]
@@ -127,7 +136,7 @@ def compute_losses(output: Output, batch: Batch, settings: LossSettings, scale: 
     weight = mask.to(values.dtype)
     advantages = targets.pg_advantages / unit
     if settings.advantage_normalisation == "batch":
-        advantages = normalise(advantages, weight, batch["task"])
+        advantages = normalise(advantages, weight, batch["task"], num_tasks, add_up)
     if settings.ratio_clip:
         advantages = advantages * within(log_rhos, advantages, settings.ratio_clip)
     errors = targets.vs - values[:-1]
@@ -142,20 +151,25 @@ def compute_losses(output: Output, batch: Batch, settings: LossSettings, scale: 
     )
 
 
-def normalise(advantages: torch.Tensor, weight: torch.Tensor, task: torch.Tensor) -> torch.Tensor:
+def normalise(
+    advantages: torch.Tensor, weight: torch.Tensor, task: torch.Tensor, num_tasks: int, add_up: Callable[[torch.Tensor], None]
+) -> torch.Tensor:
     """[T, B] with weights [T, B] of columns of tasks [B]: mean 0 and deviation 1 over each task's weighted entries.
 
-    A task whose advantages are all alike gets zeros: none is better than another.
+    A task whose advantages are all alike gets zeros: none is better than another. `add_up` sums a tensor over ranks in place.
     """
-    task = task.long()
-    sums = torch.stack([weight.sum(0), (weight * advantages).sum(0)])
-    count, total = sums.new_zeros(2, int(task.max()) + 1).index_add_(1, task, sums)
-    centred = advantages - (total / count.clamp(min=1))[task]
-    squares = torch.zeros_like(count).index_add_(0, task, (weight * centred.square()).sum(0))
-    return centred / ((squares / count.clamp(min=1)).sqrt() + 1e-8)[task]
+    wide, index = advantages.double(), task.long()
+    columns = torch.stack([weight.double().sum(0), (weight * wide).sum(0), (weight * wide.square()).sum(0)])
+    sums = columns.new_zeros(3, num_tasks).index_add_(1, index, columns)
+    add_up(sums)
+    mean, square = sums[1:] / sums[0].clamp(min=1)
+    deviation = (square - mean.square()).clamp(min=0).sqrt()
+    # Rounding of the squares must not count as a difference.
+    scale = torch.where(deviation > 1e-6 * square.sqrt(), 1 / deviation, 0.0)
+    return ((wide - mean[index]) * scale[index]).to(advantages.dtype)
 
 
 def within(log_rhos: torch.Tensor, advantages: torch.Tensor, clip: float) -> torch.Tensor:
-    """1 where an action may still be pushed, else 0: its ratio has not left [1 - clip, 1 + clip] in the advantage's direction."""
+    """1 where an action may be pushed on, 0 where its ratio has left [1 - clip, 1 + clip] in the advantage's direction."""
     rhos = log_rhos.exp()
     return torch.where(advantages > 0, rhos <= 1 + clip, rhos >= 1 - clip).to(advantages.dtype)

@@ -1,7 +1,7 @@
 """What the torso sees of a frame: each pixel about its mean in this task, in units of how much it moves.
 
-A game's background is most of a frame's energy and says nothing: the first gradients push all features the same way, and half of
-the units die. Every game has another background, so it is measured, task by task, and travels with the parameters.
+A game's background is most of a frame's energy and says nothing: the first gradients push all features the same way, and half
+of the units die. Every game has another background, so it is measured, task by task, and travels with the parameters.
 """
 
 from collections.abc import Sequence

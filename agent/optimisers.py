@@ -1,4 +1,4 @@
-"""Optimisers by name: RMSProp with epsilon inside or outside the root (IMPALA needs it inside, PyTorch has it outside), Adam."""
+"""Optimisers by name: RMSProp with epsilon inside the root (IMPALA) or outside (PyTorch), and Adam."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -44,9 +44,7 @@ def make_optimiser(parameters: Iterable[torch.Tensor], settings: OptimiserSettin
     """An object with `param_groups`, `state`, `zero_grad` and `step`, as torch's optimisers have."""
     if settings.name == "rmsprop":
         inside = settings.epsilon_placement == "inside"
-        return RMSProp(
-            parameters, settings.learning_rate, settings.decay, settings.epsilon, inside, settings.initial_square
-        )
+        return RMSProp(parameters, settings.learning_rate, settings.decay, settings.epsilon, inside, settings.initial_square)
     from torch.optim import Adam  # here, because it loads torch's compiler: more than a second
 
     betas = (settings.momentum, settings.decay)

@@ -201,6 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = [*([f"tasks=[{options.tasks}]"] if options.tasks else []), *options.settings]
     try:
         config = load_config(options.suite, None, settings)
+        if options.recurrence and config.network.core == "none":
+            raise ValueError("--recurrence: network.core=none has no resets to measure, add network.core=lstm")
         suite = suite_of(config)
         check_suite(suite, config.environment)
         spaces = suite_spaces(suite, config.environment)

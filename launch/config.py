@@ -273,8 +273,8 @@ def _finish(merged: DictConfig) -> Config:
     learner = config.learner
     if learner.batch_size % learner.minibatches:
         raise ValueError(
-            f"learner.batch_size={learner.batch_size} does not fall into learner.minibatches={learner.minibatches} equal parts: "
-            f"use a multiple of {learner.minibatches}"
+            f"learner.batch_size={learner.batch_size} does not fall into learner.minibatches={learner.minibatches} equal "
+            f"parts: use a multiple of {learner.minibatches}"
         )
     if config.loss.value_normalisation == "popart" and config.network.value_head == "shared":
         raise ValueError("loss.value_normalisation=popart does not fit network.value_head=shared: use per_task")

@@ -159,7 +159,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--suite", action=Once, metavar="NAME|FILE.yaml", help="dmlab30, atari57, atari5, toy, or your own")
     parser.add_argument("--tasks", action=Once, metavar="A,B", help="only these tasks of the suite")
-    parser.add_argument("--preset", action=Once, choices=["fast", "published"], help="settings for a small machine, or of papers")
+    parser.add_argument(
+        "--preset", action=Once, choices=["fast", "published"], help="settings for a small machine, or of papers"
+    )
     parser.add_argument("--config", action=Once, type=Path, metavar="FILE", help="YAML file with settings")
     parser.add_argument("--run-dir", action=Once, type=Path, metavar="DIR", help="default: runs/SUITE-TIME")
     parser.add_argument("--resume", action=Once, type=Path, metavar="RUN", help="continue a run from its newest checkpoint")

@@ -16,7 +16,8 @@ RESETS_PER_ROW = 0.01
 
 def measure_recurrence(spec: NetworkSpec, device: torch.device, length: int = 100, columns: int = 32) -> dict[str, float]:
     """Milliseconds of forward and backward over [T, B], in turn, medians; `ratio` is library / core: 1 = resets are free."""
-    core: Core = Network(spec).core.to(device)
+    core = Network(spec).core.to(device)
+    assert isinstance(core, Core)
     library = torch.nn.LSTM(core.input.in_features, core.recurrent.in_features).to(device)
     rng = np.random.default_rng(0)
     host_first = rng.random((length, columns)) < RESETS_PER_ROW

@@ -19,7 +19,15 @@ from tasks.environment import suite_spaces
 
 # Settings that a resumed run keeps: with others it is another run, and its records would be of two kinds.
 FIXED_ON_RESUME = (
-    *("seed", "preset", "network", "environment.atari_protocol", "environment.atari_actions", "environment.action_repeat", "loss.time_limit"),
+    *(
+        "seed",
+        "preset",
+        "network",
+        "environment.atari_protocol",
+        "environment.atari_actions",
+        "environment.action_repeat",
+        "loss.time_limit",
+    ),
     *(f"environment.dmlab.{key}" for key in ("width", "height", "action_set", "episode_end", "dummy_dataset", "engine")),
     *("loss.value_normalisation", "optimiser.name"),
 )
@@ -145,7 +153,8 @@ def start(
     ranks_text = f"{plan.num_ranks} learner ranks, " if plan.num_ranks > 1 else ""
     envs = sum(actor.num_envs for actor in plan.actors)
     print(
-        f"{'resuming' if resume else 'run'} {run_dir}: suite {run.suite.name}, {len(plan.task_names)} tasks, {PRESETS[config.preset]}, "
+        f"{'resuming' if resume else 'run'} {run_dir}: suite {run.suite.name}, {len(plan.task_names)} tasks, "
+        f"{PRESETS[config.preset]}, "
         f"{ranks_text}{len(plan.actors)} actors with {envs} environments, {config.total_frames:,} frames, seed {config.seed}, "
         f"{megabytes(shared_bytes(plan))} shared memory"
     )

@@ -67,7 +67,9 @@ def num_actions(rom: str, action_set: str) -> int:
 
     ALEInterface.setLoggerMode(LoggerMode.Error)
     game = ALEInterface()
-    game.loadROM(roms.get_rom_path(rom))
+    path = roms.get_rom_path(rom)
+    assert path is not None, rom  # the suite was checked before
+    game.loadROM(path)
     return len(game.getMinimalActionSet())
 
 

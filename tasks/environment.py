@@ -35,7 +35,9 @@ def suite_spaces(suite: Suite, settings: EnvironmentSettings) -> Spaces:
     match suite.adapter:
         case "atari":
             shape = (settings.frame_height, settings.frame_width, settings.frame_stack)
-            return Spaces(shape, "uint8", 0, tuple(num_actions(task.train_level, settings.atari_actions) for task in suite.tasks), repeat)
+            return Spaces(
+                shape, "uint8", 0, tuple(num_actions(task.train_level, settings.atari_actions) for task in suite.tasks), repeat
+            )
         case "dmlab":
             shape = (settings.dmlab.height, settings.dmlab.width, 3)
             actions = (len(ACTION_SETS[settings.dmlab.action_set]),) * len(suite.tasks)

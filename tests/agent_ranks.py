@@ -19,12 +19,12 @@ from agent.checkpoint import parameter_hash
 from agent.conflict import task_gradients
 from agent.distributed import LostRankError, Ranks, UnequalRanksError
 from agent.learner import Learner, NonFiniteError
-from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings
+from agent.optimisers import OptimiserSettings
 from agent.unroll import Batch, take_columns
 
-SPEC = reference.small_spec({"a": 3, "b": 3, "late": 3, "never": 3}, instruction_length=3)
-LOSS = LossSettings(reward_transform="none", value_normalisation="popart")
+SPEC = reference.small_spec({"a": 3, "b": 3, "late": 3, "never": 3}, instruction_length=3, input_normalisation="pixel")
+LOSS = LossSettings(reward_transform="none", value_normalisation="popart", advantage_normalisation="batch", ratio_clip=0.3)
 COLUMNS = 4  # of each of two ranks
 UPDATES = 20
 # Tasks of the eight columns: on both ranks, on one only (`late` on rank 1, from the third update on), on none.

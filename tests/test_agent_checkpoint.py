@@ -18,9 +18,9 @@ import agent_children as children
 import agent_reference as reference
 from agent import checkpoint
 from agent.learner import Learner
-from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings
 from agent.network import Network, NetworkSpec
+from agent.optimisers import OptimiserSettings
 
 ROOT = Path(__file__).parents[1]
 SPEC = reference.small_spec({"a": 2, "café": 3}, instruction_length=2)

@@ -14,9 +14,9 @@ import agent_reference as reference
 from agent import conflict
 from agent.conflict import MAX_TASKS, SPAN, Conflict, Gradients, task_gradients
 from agent.learner import Learner
-from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
+from agent.optimisers import OptimiserSettings
 from agent.unroll import Batch, take_columns
 
 SPEC = reference.small_spec({"a": 2, "b": 3, "c": 3}, instruction_length=3)

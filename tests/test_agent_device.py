@@ -8,9 +8,9 @@ import agent_reference as reference
 from agent.conflict import task_gradients
 from agent.device import allow_tf32, compile_torso
 from agent.learner import Learner
-from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
+from agent.optimisers import OptimiserSettings
 from agent.unroll import Batch
 from launch.recurrence import measure_recurrence
 

@@ -26,9 +26,7 @@ def scene(seed: int) -> tuple[Arrays, np.ndarray, torch.Tensor]:
     return (
         batch,
         logits,
-        task_sums(
-            compute_losses(output, reference.tensors(batch), LossSettings()), reference.tensors(batch), 3
-        ),
+        task_sums(compute_losses(output, reference.tensors(batch), LossSettings()), reference.tensors(batch), 3),
     )
 
 

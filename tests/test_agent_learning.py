@@ -13,8 +13,8 @@ import agent_reference as reference
 from agent.actor import Actor, HalfGroup, Member
 from agent.inference import LocalPolicy
 from agent.learner import Learner
-from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings
+from agent.optimisers import OptimiserSettings
 from agent.unroll import Arrays
 
 PLACES, TEMPTATION, GOAL = 5, 0.2, 1.0

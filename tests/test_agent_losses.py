@@ -280,12 +280,14 @@ def test_advantages_have_mean_0_and_deviation_1_in_each_task() -> None:
     advantages = torch.from_numpy(rng.normal(3.0, 50.0, size=(5, 8)))
     task = torch.tensor([0, 2, 0, 2, 2, 3, 0, 2])
     advantages[:, task == 3] = 7.0
-    found = normalise(advantages, weight, task)
+    found = normalise(advantages, weight, task, 5, lambda sums: None)
     for one in (0, 2):
         own = task == one
         counted = weight[:, own] > 0
         values = found[:, own][counted]
-        assert float(values.mean()) == pytest.approx(0, abs=1e-6) and float(values.std(correction=0)) == pytest.approx(1, rel=1e-6)
+        assert float(values.mean()) == pytest.approx(0, abs=1e-6) and float(values.std(correction=0)) == pytest.approx(
+            1, rel=1e-6
+        )
         raw = advantages[:, own][counted]
         torch.testing.assert_close(values, (raw - raw.mean()) / raw.std(correction=0))
     assert (found[:, task == 3] == 0).all(), "all alike: none is better than another"
@@ -318,7 +320,9 @@ def test_the_ratio_clip_takes_the_policy_gradient_away_and_leaves_values_and_ent
     for clip in (0.0, 0.1, 1e9):
         logits = torch.from_numpy(np.random.default_rng(5).normal(size=(7, 5, SPEC.num_actions))).requires_grad_()
         values = torch.zeros(7, 5, requires_grad=True)
-        losses = compute_losses(Output(logits, values, torch.zeros(5, 2, 1)), reference.tensors(batch), LossSettings(ratio_clip=clip))
+        losses = compute_losses(
+            Output(logits, values, torch.zeros(5, 2, 1)), reference.tensors(batch), LossSettings(ratio_clip=clip)
+        )
         losses.policy_gradient.sum().backward()
         assert logits.grad is not None
         gradients.append((logits.grad.clone(), losses.baseline.detach(), losses.entropy.detach()))

@@ -253,3 +253,35 @@ def test_spec_round_trip_is_plain() -> None:
     plain = SPEC.to_dict()
     assert NetworkSpec.from_dict(plain) == SPEC
     assert isinstance(plain["frame_shape"], list) and isinstance(plain["settings"], dict)
+
+
+def test_a_network_without_a_core_forgets_everything() -> None:
+    """Each row on its own, whatever came before it and whatever state it is given; the state is empty."""
+    spec = reference.small_spec(core="none")
+    network, batch, tasks = scene(6, 5, 3, spec)
+    whole = evaluate(network, batch, tasks)
+    assert spec.settings.state_size == 0 and batch["core_state"].shape == whole.core_state.shape == (3, 2, 0)
+    assert not any(name.startswith("core.") for name in network.state_dict())
+    for t in range(6):
+        row = evaluate(network, batch, tasks, slice(t, t + 1))
+        torch.testing.assert_close(row.logits[0], whole.logits[t])
+        torch.testing.assert_close(row.values[0], whole.values[t])
+
+
+@pytest.mark.parametrize("torso", ["shallow", "deep"])
+def test_an_orthogonal_start(torso: str) -> None:
+    """Rows (or columns, where there are more rows) are orthogonal and sqrt(2) long; policies are near uniform."""
+    spec = reference.small_spec(frame_shape=(84, 84, 4), frame_dtype="uint8", torso=torso, initialisation="orthogonal")
+    network = reference.make_network(spec)
+    weights = [m.weight.flatten(1) for m in network.torso.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    assert len(weights) >= 3
+    for weight in weights:
+        product = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
+        torch.testing.assert_close(product, 2 * torch.eye(len(product)), rtol=1e-4, atol=1e-4)
+    for heads, gain in ((network.policy_heads, 0.01), (network.value_heads, 1.0)):
+        for head in heads.values():
+            assert isinstance(head, torch.nn.Linear) and (head.bias == 0).all()
+            assert torch.linalg.matrix_norm(head.weight, 2).item() == pytest.approx(gain, rel=1e-4)
+    weight = network.torso.output.weight
+    other = reference.make_network(spec, 1).torso.output.weight
+    assert not torch.equal(weight, other), "from the seed"

@@ -75,7 +75,9 @@ def test_later_steps_do_not_get_shorter_than_the_lowest() -> None:
 
 
 def make_learner(network: Network) -> Learner:
-    return Learner(network, LossSettings(), OptimiserSettings(name="adam"), 1000, None, LearnerSettings(epochs=2, minibatches=2))
+    return Learner(
+        network, LossSettings(), OptimiserSettings(name="adam"), 1000, None, LearnerSettings(epochs=2, minibatches=2)
+    )
 
 
 def test_a_learner_measures_each_batch_once_and_before_it_learns() -> None:

@@ -12,9 +12,9 @@ from torch import nn
 import agent_reference as reference
 from agent.conflict import task_gradients
 from agent.learner import Learner
-from agent.optimisers import OptimiserSettings
 from agent.losses import LossSettings, compute_losses
 from agent.network import Output
+from agent.optimisers import OptimiserSettings
 from agent.popart import HIGHEST_DEVIATION, PopArt, ValueScale, rescale, target_sums
 from agent.unroll import Batch
 

@@ -195,7 +195,9 @@ def test_presets_by_suite():
         config = load_config(suite, None, [])
         is_fast = config.preset == "fast"
         assert config.preset == preset
-        assert (config.optimiser.name, config.network.input_normalisation) == (("adam", "pixel") if is_fast else ("rmsprop", "none"))
+        assert (config.optimiser.name, config.network.input_normalisation) == (
+            ("adam", "pixel") if is_fast else ("rmsprop", "none")
+        )
         assert (config.learner.epochs > 1) == (config.learner.minibatches > 1) == is_fast
 
 

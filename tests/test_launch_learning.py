@@ -12,7 +12,8 @@ from launch import learning
 PEER = """
 import argparse, json, sys, time
 p = argparse.ArgumentParser()
-p.add_argument("--seed", type=int); p.add_argument("--seconds", type=float); p.add_argument("--out"); p.add_argument("--best", type=float)
+for name, kind in (("seed", int), ("seconds", float), ("out", str), ("best", float)):
+    p.add_argument("--" + name, type=kind)
 o = p.parse_args()
 with open(o.out, "w", buffering=1) as out:
     for i in range(300):
@@ -56,7 +57,11 @@ configurations:
     for seed, run in enumerate(found["runs"]["peer"]):
         returns = np.minimum(20, np.arange(300) / 10 + seed)
         means = np.convolve(returns, np.ones(100) / 100, "valid")
-        assert run["games"] == 300 and run["last_100"] == pytest.approx(means[-1]) and run["best_100"] == pytest.approx(means.max())
+        assert (
+            run["games"] == 300
+            and run["last_100"] == pytest.approx(means[-1])
+            and run["best_100"] == pytest.approx(means.max())
+        )
         first = 99 + int(np.argmax(means >= 10))
         assert run["target_steps"] == 50 * (first + 1) and run["target_seconds"] == pytest.approx(first / 100)
     assert (out / "study.png").read_bytes().startswith(b"\x89PNG")

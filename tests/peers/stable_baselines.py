@@ -11,7 +11,6 @@ from pathlib import Path
 
 import ale_py
 import gymnasium
-
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env
