@@ -1,4 +1,4 @@
-"""B unrolls from many rings -> one batch on the learner's device, one batch ahead in a thread of its own."""
+"""B unrolls from many rings -> one batch on the learner's device, perhaps one ahead, in a thread of its own."""
 
 import queue
 import threading
@@ -99,7 +99,7 @@ class RingReader:
 
 
 class Batcher:
-    """Two buffers: one is filled, and copied to the device on a stream of its own, while the learner uses the other.
+    """Buffers that are filled, and copied to the device on a stream of its own, while the learner uses another.
 
     Args:
         reader: where unrolls come from.
@@ -107,6 +107,7 @@ class Batcher:
         batch_size: B.
         device: the learner's.
         dump: folder and number: the first unrolls are written there as npz, as the learner receives them.
+        prefetch: batches that may be filled while the learner uses one.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Batcher:
         batch_size: int,
         device: torch.device = CPU,
         dump: tuple[Path, int] | None = None,
+        prefetch: int = 1,
     ) -> None:
         self.reader, self.spec, self.batch_size = reader, spec, batch_size
         self._dump = dump
@@ -124,7 +126,7 @@ class Batcher:
         self._copies = self._module.Stream(device) if device.type == "cuda" else self._module.Stream()
         self._empty: queue.Queue[HostBatch] = queue.Queue()
         self._full: queue.Queue[HostBatch | Exception] = queue.Queue()
-        for _ in range(2):
+        for _ in range(1 + prefetch):
             self._empty.put(self._buffer())
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)

@@ -26,6 +26,8 @@ class LearnerSettings:
         minibatches: parts of B / minibatches unrolls, drawn anew in each epoch, with an update for each.
         max_kl: no further epoch on a batch once the policy's divergence from the one that acted, KL in nats, was more on
             average; 0 = no limit.
+        prefetch: batches that are filled while the learner works: 1 hides the copy to a GPU, 0 makes samples one batch younger,
+            which pays where the learner is what limits and unrolls of all actors that wait (actor.slots) fill a batch.
         device: auto = the first GPU if there is one; or cpu, cuda, cuda:1, ...
         threads: compute threads of torch on the CPU.
         balance: actors = unrolls are taken in turn as they come, so tasks whose actors are faster feed more; frames = the task
@@ -45,6 +47,7 @@ class LearnerSettings:
     epochs: int = field(default=1, metadata={"min": 1, "max": 64})
     minibatches: int = field(default=1, metadata={"min": 1})
     max_kl: float = field(default=0.0, metadata={"min": 0})
+    prefetch: int = field(default=1, metadata={"min": 0, "max": 8})
     device: str = "auto"
     threads: int = field(default=1, metadata={"min": 1})
     balance: Literal["actors", "frames"] = "actors"

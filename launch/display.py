@@ -88,6 +88,8 @@ def _headline(record: Mapping[str, Any], total_frames: int) -> str:
         return " | ".join(["waiting for unrolls of the actors", *joined])
     left = duration(max(0, total_frames - record["frames"]) / speed)
     parts = [f"{speed:,.0f} frames/s", f"{left} left", f"limited by {record['limited_by']}"]
+    if record.get("samples_per_second", 0) > 1.5 * record["steps_per_second"]:  # of steps, each learned from several times
+        parts.insert(1, f"{record['samples_per_second']:,.0f} samples/s learned")
     if "sample_age_versions_mean" in record:
         parts.append(f"age {record['sample_age_versions_mean']:.1f}")
     parts += [f"{record[key]} {key.replace('_', ' ')}" for key in ("skipped_updates", "actor_restarts") if record[key]]

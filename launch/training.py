@@ -101,6 +101,7 @@ class Training:
             config.learner.batch_size,
             self.device,
             dump=(run_dir / "unrolls", config.debug.dump_unrolls) if config.debug.dump_unrolls and not ranks.rank else None,
+            prefetch=config.learner.prefetch,
         )
         self.health = Health(self.learner.network)
         self._seconds_before = counters.seconds

@@ -134,8 +134,8 @@ def test_counts_of_a_resumed_run_go_on(tmp_path: Path) -> None:
 
 
 @contextmanager
-def batcher(source: RingReader, size: int, dump: tuple[Path, int] | None = None) -> Iterator[Batcher]:
-    made = Batcher(source, SPEC, size, dump=dump)
+def batcher(source: RingReader, size: int, dump: tuple[Path, int] | None = None, prefetch: int = 1) -> Iterator[Batcher]:
+    made = Batcher(source, SPEC, size, dump=dump, prefetch=prefetch)
     try:
         yield made
     finally:
@@ -178,6 +178,19 @@ def test_a_batch_in_use_is_not_overwritten(tmp_path: Path) -> None:
         source.release(held[0])
         third = source.next(10)
         assert third is not None and third.arrays["version"].tolist() == [4, 5]
+
+
+def test_without_prefetch_a_batch_is_filled_only_when_the_one_before_is_given_back(tmp_path: Path) -> None:
+    rings = make_rings(tmp_path, 1)
+    for number in range(4):
+        rings[0].write(unroll(0, number), 0)
+    with batcher(reader(rings), 2, prefetch=0) as source:
+        held = source.next(10)
+        assert held is not None and source.next(0.3) is None
+        assert len(rings[0]) == 2, "they stay in the ring"
+        source.release(held)
+        second = source.next(10)
+        assert second is not None and second.arrays["version"].tolist() == [2, 3]
 
 
 class NotedEvent:
