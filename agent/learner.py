@@ -142,6 +142,8 @@ class Learner:
             LostRankError: another rank is gone; nothing has changed since the update before.
         """
         self._see(batch)
+        if self.popart is not None and not self.counters.updates and not self.counters.skipped_updates:
+            self._measure_targets(batch, tasks, first)
         passes: list[list[dict[str, Any]]] = []
         for epoch in range(self.reuse.epochs):
             parts = self._parts(batch, tasks, first)
@@ -166,6 +168,17 @@ class Learner:
             sums = self.network.normaliser.sums(batch["frame"][-1], batch["task"])
             self.ranks.sum(sums)
             self.network.normaliser.update(sums)
+
+    @torch.no_grad()
+    def _measure_targets(self, batch: Batch, tasks: list[int], first: np.ndarray | None) -> None:
+        """The very first batch into PopArt's statistics, so that the first step is in the units of its targets already."""
+        assert self.popart is not None
+        output = self.network(batch, batch["core_state"], tasks, first)
+        num_tasks = len(self.network.task_names)
+        sums = target_sums(compute_losses(output, batch, self.loss_settings, num_tasks=num_tasks).targets, batch, num_tasks)
+        self.ranks.sum(sums)
+        if bool(sums.isfinite().all()):
+            self.popart.update(sums, self.network.task_value_heads())
 
     def _parts(
         self, batch: Batch, tasks: list[int], first: np.ndarray | None

@@ -51,7 +51,8 @@ class TaskCurve:
 class RunCurves:
     """tasks: curve per task. mean_*: [P] mean capped score in percent over all tasks, from when each has a game; empty
     without. seconds, frames_per_second, sample_age: [Q] from metrics.jsonl, NaN where not measured. budget: of its last
-    record. mechanism: task -> name -> value. sample_age_*: of the whole run. cosines: `gradient_cosines`, or None."""
+    record. mechanism: task -> name -> value. sample_age_*: of the whole run. cosines: `gradient_cosines`,
+    or None. network: what `health` found in the last record that has it."""
 
     label: str
     tasks: dict[str, TaskCurve]
@@ -64,6 +65,7 @@ class RunCurves:
     budget: dict[str, Any]
     mechanism: dict[str, dict[str, float]]
     cosines: dict[str, Any] | None
+    network: dict[str, Any]
 
 
 def read_curves(folder: Path, suite: Suite, columns: Mapping[str, Columns]) -> RunCurves:
@@ -75,7 +77,9 @@ def read_curves(folder: Path, suite: Suite, columns: Mapping[str, Columns]) -> R
         np.array([row.get(name) or math.nan for row in rows["points"]], dtype=float)
         for name in ("seconds", "frames_per_second", "sample_age_versions_mean")
     )
-    return RunCurves(str(folder), tasks, *mean, seconds, speed, age, rows["budget"], rows["mechanism"], rows["cosines"])
+    return RunCurves(
+        str(folder), tasks, *mean, seconds, speed, age, rows["budget"], rows["mechanism"], rows["cosines"], rows["network"]
+    )
 
 
 def smooth(returns: np.ndarray) -> tuple[np.ndarray, int]:
@@ -160,7 +164,7 @@ def _read_metrics(path: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
     """What reports need of metrics.jsonl, read as a stream; a last line still being written is left out."""
     points: list[dict[str, Any]] = []
     recent: list[dict[str, Any]] = []
-    cosines = None
+    cosines, network = None, dict[str, Any]()
     wanted = ("seconds", "frames_per_second", "sample_age_versions_mean")
     if path.exists():
         with path.open("rb") as stream:
@@ -174,6 +178,7 @@ def _read_metrics(path: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
                     raise ValueError(f"line {number} of {path} is damaged ({error}): remove it") from error
                 recent = [*recent[-LAST_RECORDS + 1 :], record]
                 cosines = record.get("gradient_cosines") or cosines
+                network = health(record) or network
     last = recent[-1] if recent else {}
     mechanism = {
         task: {name: value for name in MECHANISM if (value := _mean_of(recent, task, name)) is not None} for task in tasks
@@ -190,7 +195,19 @@ def _read_metrics(path: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
             for task in tasks
         },
     }
-    return {"points": points, "budget": budget, "mechanism": mechanism, "cosines": cosines}
+    return {"points": points, "budget": budget, "mechanism": mechanism, "cosines": cosines, "network": network}
+
+
+def health(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a record: `layers`, name -> `live_units`, `units` and `relative_step`, None where not measured; and
+    `value_gradient_share`. Empty where nothing was measured."""
+    live, steps = record.get("live_units") or {}, record.get("relative_steps") or {}
+    if not live and not steps:
+        return {}
+    units = record.get("units") or {}
+    layers = {name: {"live_units": live[name], "units": units.get(name), "relative_step": None} for name in live}
+    layers |= {name: {"live_units": None, "units": None, "relative_step": step} for name, step in steps.items()}
+    return {"layers": layers, "value_gradient_share": record.get("value_gradient_share")}
 
 
 def _checked(record: Any) -> dict[str, Any]:

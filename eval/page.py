@@ -1,7 +1,8 @@
 """report.html: one file, without scripts and without anything from the network; for screens, phones, dark and print."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from html import escape
+from typing import Any
 
 from eval import compare, curve_plots, plots, tables, words
 from eval.budget import side_budget
@@ -111,7 +112,19 @@ def _mechanism(report: Report) -> list[str]:
     age = found["sample_age_versions_mean"]
     text = "" if age is None else f"<p>Sample age: {age:.1f} updates on average.</p>"
     table = _table(["task", *(name.replace("_", " ") for name in columns)], rows)
-    return [f"<h2>Mechanism, at the end of training</h2>{table}{text}"]
+    return [f"<h2>Mechanism, at the end of training</h2>{table}{text}{_network(found['network'])}"]
+
+
+def _network(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    rows = []
+    for name, layer in found["layers"].items():
+        live = "-" if layer["live_units"] is None else f"{layer['live_units']} of {layer['units']}"
+        rows.append([name, live, "-" if layer["relative_step"] is None else f"{layer['relative_step']:.2e}"])
+    share = found["value_gradient_share"]
+    text = "" if share is None else f"<p>The value's share of the gradient's norm: {100 * share:.0f}%.</p>"
+    return _table(["layer", "live units", "step of a batch over the weights"], rows) + text
 
 
 def _budget(report: Report) -> str:

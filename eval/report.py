@@ -195,7 +195,8 @@ def _task_row(report: Report, task: str, trained: dict[str, float]) -> dict[str,
 
 
 def mechanism(side: Side) -> dict[str, Any]:
-    """What the learner measured, mean over runs: per task, sample age, and the matrix of gradient cosines."""
+    """What the learner measured, mean over runs: per task, sample age, the matrix of gradient cosines; and of the first
+    run, its network's live units, lengths of steps, and the value's share of the gradient."""
     shown = curves(side)
     tasks: dict[str, dict[str, float | None]] = {}
     for task in side.suite.task_names:
@@ -205,8 +206,9 @@ def mechanism(side: Side) -> dict[str, Any]:
     for name in ("sample_age_versions_mean", "sample_age_seconds_mean"):
         values = [c.mechanism[""][name] for c in shown if name in c.mechanism.get("", {})]
         whole[name] = float(np.mean(values)) if values else None
+    networks = [c.network for c in shown if c.network]
     cosines = mean_cosines([c.cosines for c in shown if c.cosines], side.suite.task_names)
-    return {"tasks": tasks, **whole, "gradient_cosines": cosines}
+    return {"tasks": tasks, **whole, "gradient_cosines": cosines, "network": networks[0] if networks else None}
 
 
 def to_dict(report: Report) -> dict[str, Any]:

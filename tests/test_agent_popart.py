@@ -11,6 +11,7 @@ from torch import nn
 
 import agent_reference as reference
 from agent.conflict import task_gradients
+from agent.diagnostics import SUMS
 from agent.learner import Learner
 from agent.losses import LossSettings, compute_losses
 from agent.network import Output
@@ -180,6 +181,19 @@ def test_an_update_moves_the_statistics_and_not_the_values() -> None:
         assert ((after - before).abs().numpy() <= 1e-5 * np.maximum(before.abs().numpy(), size)).all()
     assert learner.popart.deviation(1) > 20 * learner.popart.deviation(0)
     assert learner.popart.state()["absent"] == [0, 0.0, 1.0]
+
+
+def test_the_first_step_is_in_the_unit_of_its_targets() -> None:
+    """Rewards 1,000 times as large: with mean 0 and deviation 1 the value loss would be a million times as large."""
+    learner = Learner(reference.make_network(SPEC), LOSS, OptimiserSettings(), 1000)
+    batch, tasks = make_batch(0, columns=20, scale=1000.0)
+    sums = learner.update(batch, tasks)["task_sums"]
+    losses = sums[:2, SUMS.index("baseline_loss")] / sums[:2, SUMS.index("transitions")]
+    assert (losses > 0).all() and (losses < 1).all()
+    bad = Learner(reference.make_network(SPEC), LOSS, OptimiserSettings(), 1000)
+    batch["reward"][1:] = float("nan")
+    assert bad.update(batch, tasks)["skipped"] and bad.popart is not None
+    assert bad.popart.state()["a"] == [0, 0.0, 1.0], "nothing of it is kept"
 
 
 def test_a_skipped_update_leaves_the_statistics() -> None:

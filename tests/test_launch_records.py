@@ -12,7 +12,7 @@ from agent.conflict import Conflict, Gradients
 from agent.learner import Counters
 from agent.unroll import UnrollSpec
 from launch import process
-from launch.display import duration, plain_line
+from launch.display import Display, duration, plain_line
 from launch.records import Lines, TaskRecords, last_line, read_lines, scalars
 from launch.reporter import Reporter
 from launch.status import Status
@@ -81,6 +81,31 @@ def test_the_line_tells_of_other_machines(tmp_path):
     assert "other machines" not in plain_line(record, 100)
 
 
+def test_the_line_tells_samples_from_steps_where_they_are_reused(tmp_path):
+    suite = load_suite("toy")
+    record = reporter(tmp_path, TaskRecords(suite.task_names, 100), suite).record(0.1, 0)
+    record |= {"frames_per_second": 400.0, "steps_per_second": 100.0, "samples_per_second": 300.0}
+    assert "400 frames/s | 300 samples/s learned | " in plain_line(record, 100)
+    assert "samples" not in plain_line(record | {"samples_per_second": 100.0}, 100)
+
+
+def test_a_warning_is_printed_once(tmp_path, capsys):
+    suite = load_suite("toy")
+    record = reporter(tmp_path, TaskRecords(suite.task_names, 100), suite).record(0.1, 0)
+    display = Display(tmp_path, 100)
+    for alive in (None, 77, 70):
+        warning = {} if alive is None else {"warning": f"units die: 148 of 256 of layer hidden were alive, now {alive}"}
+        with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record | warning) + "\n")
+        display._read = 0.0
+        display.update()
+    display.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("warning")] == [
+        "warning: units die: 148 of 256 of layer hidden were alive, now 77"
+    ]
+
+
 def test_speed_and_share_per_task(tmp_path):
     suite = load_suite("toy", ["catch", "memory"])
     records = TaskRecords(suite.task_names, window=10)
@@ -94,7 +119,7 @@ def test_speed_and_share_per_task(tmp_path):
 def test_sample_age_per_task(tmp_path):
     suite = load_suite("toy", ["catch", "memory", "instruction"])
     making = reporter(tmp_path, TaskRecords(suite.task_names, window=10), suite)
-    result = {"task_sums": 0.0, "skipped": False, "loss": 1.0, "gradient_norm": 1.0}
+    result = {"task_sums": 0.0, "last_sums": 0.0, "samples": 8.0, "loss": 1.0, "gradient_norm": 1.0}
     for versions, tasks in (([3, 5, 6], [0, 1, 0]), ([1, 7, 7], [1, 1, 0])):
         arrays = batch_with({}, tasks)
         arrays["version"][:] = versions
