@@ -4,12 +4,13 @@
 
 A study names configurations. `settings` are arguments of launch/multitask.py; `peer` is a command of another program that
 takes --seed N --seconds S --out FILE and writes a JSON line per game: `return`, `total_steps` (agent steps of the run),
-`seconds`. Seed by seed the configurations take turns. What is there is not run again: stop at any time, and start again.
+`seconds`; $NAME in it is an environment variable. Seed by seed the configurations take turns. What is there is not run again: stop at any time, and start again.
 """
 
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -83,6 +84,8 @@ def read_study(path: Path) -> Study:
     for name, one in study.configurations.items():
         if bool(one.settings) == bool(one.peer):
             raise ValueError(f"{path}: configurations.{name} needs either `settings` or `peer`")
+        if unset := re.search(r"\$\{?(\w+)", os.path.expandvars(one.peer)):
+            raise ValueError(f"{path}: configurations.{name} needs {unset[1]}: export {unset[1]}=... first")
     if not study.configurations or not study.seeds or study.seconds <= 0:
         raise ValueError(f"{path}: a study needs configurations, seeds, and seconds above 0")
     return study
@@ -91,7 +94,15 @@ def read_study(path: Path) -> Study:
 def command(one: Configuration, seed: int, seconds: float, folder: Path) -> list[str]:
     """The command line of a run."""
     if one.peer:
-        return [*shlex.split(one.peer), "--seed", str(seed), "--seconds", f"{seconds:g}", "--out", str(folder / GAMES)]
+        return [
+            *shlex.split(os.path.expandvars(one.peer)),
+            "--seed",
+            str(seed),
+            "--seconds",
+            f"{seconds:g}",
+            "--out",
+            str(folder / GAMES),
+        ]
     ours = [sys.executable, str(ROOT / "launch" / "multitask.py"), *shlex.split(one.settings)]
     return [*ours, "--seed", str(seed), "--run-dir", str(folder / "run")]
 

@@ -229,3 +229,22 @@ def test_the_readme_names_all_that_is_in_a_report(run: Path, tmp_path: Path) -> 
     text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
     names = {name for part in parts for name in part if not name.startswith("baseline_")}
     assert sorted(name for name in names if not re.search(rf"`{name}(\.<\w+>)?`", text)) == []
+
+
+def test_the_page_shows_what_the_network_is_like(tmp_path: Path) -> None:
+    """Live units of a layer that dies, lengths of steps, and how much of the gradient is the value's; old records have none."""
+    found = {
+        "live_units": {"hidden": 77},
+        "units": {"hidden": 256},
+        "relative_steps": {"torso.output": 0.0123},
+        "value_gradient_share": 0.81,
+    }
+    returns = {task: [1.0, 0.5] for task in TOY.task_names}
+    for name, more, shown in (("new", found, True), ("old", {}, False)):
+        folder = fake_run(tmp_path / name, returns, records=[record(1) | more])
+        assert score.main([str(folder), "--out", str(tmp_path / f"{name}-out")]) == 0
+        html = (tmp_path / f"{name}-out" / "report.html").read_text(encoding="utf-8")
+        for text in ("77 of 256", "1.23e-02", "share of the gradient's norm: 81%"):
+            assert (text in html) == shown, (name, text)
+        report = json.loads((tmp_path / f"{name}-out" / "report.json").read_text(encoding="utf-8"))
+        assert (report["mechanism"]["network"] is not None) == shown

@@ -94,6 +94,7 @@ def test_a_peer_that_plays_nothing_is_named(tmp_path, capsys):
         ("name: a\nseconds: 5\nconfigurations: {}", "needs configurations, seeds"),
         ("name: a\nseconds: 0\nconfigurations: {x: {peer: b}}", "seconds above 0"),
         ("name: a\nseconds: soon\nconfigurations: {x: {peer: b}}", "seconds"),
+        ("name: a\nseconds: 5\nconfigurations: {x: {peer: $NOBODY_SETS_THIS b}}", "export NOBODY_SETS_THIS="),
         ("name: a\nsecond: 5\nconfigurations: {x: {peer: b}}", "second"),
     ],
 )
