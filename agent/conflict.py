@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from agent.advantages import AdvantageScale
 from agent.distributed import Ranks
 from agent.losses import LossSettings, compute_losses
 from agent.network import Network
@@ -35,6 +36,7 @@ def task_gradients(
     loss: LossSettings,
     popart: PopArt | None = None,
     ranks: Ranks | None = None,
+    advantages: AdvantageScale | None = None,
 ) -> Gradients:
     """Gradients of the learner's summed loss, unclipped, task by task. Parameters, `.grad` and generators stay as they are.
 
@@ -55,11 +57,10 @@ def task_gradients(
             rows.append([torch.zeros_like(parameter).flatten() for parameter in parameters])
             continue
         part = take_columns(batch, torch.tensor(own, device=batch["first"].device))
-        output, scale = (
-            network(part, part["core_state"], [task] * len(own)),
-            popart.scale([task] * len(own)) if popart else None,
-        )
-        total = compute_losses(output, part, loss, scale, len(network.task_names)).total()
+        same = [task] * len(own)
+        output = network(part, part["core_state"], same)
+        scale, deviation = (popart.scale(same) if popart else None), (advantages.deviations(same) if advantages else None)
+        total = compute_losses(output, part, loss, scale, deviation).total()
         found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
         rows.append([gradient.flatten() for gradient in found])
     if ranks is not None:
@@ -113,6 +114,7 @@ class Conflict:
         popart: PopArt | None = None,
         ranks: Ranks | None = None,
         present: Sequence[int] = (),
+        advantages: AdvantageScale | None = None,
     ) -> None:
         """Measure on a batch, of at most MAX_TASKS of its tasks; `updates` as in `due`, `present` the tasks in the batches of
         all `ranks`."""
@@ -121,7 +123,7 @@ class Conflict:
         if len(chosen) > MAX_TASKS:
             rng = np.random.default_rng([self._seed, updates])
             chosen = sorted(rng.choice(chosen, MAX_TASKS, replace=False).tolist())
-        found = task_gradients(network, batch, tasks, chosen, loss, popart, ranks)
+        found = task_gradients(network, batch, tasks, chosen, loss, popart, ranks, advantages)
         self.add(found, updates, time.monotonic() - began)
 
     def worked(self, seconds: float) -> None:

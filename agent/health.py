@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from agent.losses import LossSettings, compute_losses
+from agent.learner import Learner
 from agent.network import Network
-from agent.popart import PopArt
 from agent.unroll import Batch, take_columns
 
 # A measurement looks at so many of a batch's unrolls at most.
@@ -41,17 +40,15 @@ def live_units(network: Network, batch: Batch, tasks: Sequence[int]) -> dict[str
     return found
 
 
-def gradient_parts(
-    network: Network, batch: Batch, tasks: Sequence[int], loss: LossSettings, popart: PopArt | None = None
-) -> dict[str, float]:
+def gradient_parts(learner: Learner, batch: Batch, tasks: list[int]) -> dict[str, float]:
     """Norms of the summed gradient on the shared parameters: of the policy's losses (`policy`) and of the value's (`value`)."""
-    parameters = network.shared_parameters()
-    output = network(batch, batch["core_state"], tasks)
-    losses = compute_losses(output, batch, loss, popart.scale(tasks) if popart else None, len(network.task_names))
+    losses = learner.losses(batch, tasks)
     parts = {"policy": losses.policy_gradient.sum() + losses.entropy.sum(), "value": losses.baseline.sum()}
     norms = {}
     for name, part in parts.items():
-        gradients = torch.autograd.grad(part, parameters, retain_graph=name == "policy", allow_unused=True)
+        gradients = torch.autograd.grad(
+            part, learner.network.shared_parameters(), retain_graph=name == "policy", allow_unused=True
+        )
         norms[name] = torch.nn.utils.get_total_norm([g for g in gradients if g is not None]).item()
     return norms
 
@@ -60,18 +57,16 @@ class Health:
     """What a record says about the network, and whether units die.
 
     Args:
-        network: of the learner.
+        learner: whose network it is.
     """
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, learner: Learner) -> None:
+        self._learner, self._network = learner, learner.network
         self._at_start: dict[str, tuple[int, int]] | None = None
         self._weights: dict[str, torch.Tensor] = {}
 
-    def before(
-        self, batch: Batch, tasks: Sequence[int], loss: LossSettings, popart: PopArt | None, is_start: bool
-    ) -> dict[str, Any]:
-        """Measure on a batch before it is learned from; `is_start`: nothing was learned yet.
+    def before(self, batch: Batch, tasks: Sequence[int]) -> dict[str, Any]:
+        """Measure on a batch before it is learned from.
 
         Returns:
             `live_units`, `units`: layer -> number; `policy_gradient_norm`, `value_gradient_norm`, `value_gradient_share` (of
@@ -82,9 +77,9 @@ class Health:
         part = take_columns(batch, torch.arange(count, device=batch["first"].device))
         some = list(tasks[:count])
         found = live_units(self._network, part, some)
-        if is_start:
+        if not self._learner.counters.updates:
             self._at_start = found
-        norms = gradient_parts(self._network, part, some, loss, popart)
+        norms = gradient_parts(self._learner, part, some)
         total = sum(norms.values())
         warning = dying(self._at_start or {}, found)
         return {

@@ -7,9 +7,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from agent.advantages import AdvantageScale, advantage_sums
 from agent.diagnostics import summarise, task_sums
 from agent.distributed import Ranks
-from agent.losses import LossSettings, compute_losses
+from agent.losses import Losses, LossSettings, compute_losses
 from agent.network import Network
 from agent.optimisers import OptimiserSettings, make_optimiser
 from agent.popart import PopArt, target_sums
@@ -110,9 +111,11 @@ class Learner:
         self.settings = optimiser
         self.total_frames = total_frames
         self.counters = Counters()
+        device = next(network.parameters()).device
+        is_scaled = loss.advantage_normalisation == "task"
+        self.advantages = AdvantageScale(network.task_names, device) if is_scaled else None
         self.popart: PopArt | None = None
         if loss.value_normalisation == "popart":
-            device = next(network.parameters()).device
             self.popart = PopArt(network.task_names, loss.popart_step, loss.popart_lowest_deviation, device)
         self.optimiser = make_optimiser(network.parameters(), optimiser)
 
@@ -142,8 +145,8 @@ class Learner:
             LostRankError: another rank is gone; nothing has changed since the update before.
         """
         self._see(batch)
-        if self.popart is not None and not self.counters.updates and not self.counters.skipped_updates:
-            self._measure_targets(batch, tasks, first)
+        if not self.counters.updates and not self.counters.skipped_updates:
+            self._measure_scales(batch, tasks, first)
         passes: list[list[dict[str, Any]]] = []
         for epoch in range(self.reuse.epochs):
             parts = self._parts(batch, tasks, first)
@@ -169,16 +172,31 @@ class Learner:
             self.ranks.sum(sums)
             self.network.normaliser.update(sums)
 
-    @torch.no_grad()
-    def _measure_targets(self, batch: Batch, tasks: list[int], first: np.ndarray | None) -> None:
-        """The very first batch into PopArt's statistics, so that the first step is in the units of its targets already."""
-        assert self.popart is not None
+    def losses(self, batch: Batch, tasks: list[int], first: np.ndarray | None = None) -> Losses:
+        """Of a batch, with the statistics of its tasks as they are now."""
         output = self.network(batch, batch["core_state"], tasks, first)
+        scale = self.popart.scale(tasks) if self.popart else None
+        return compute_losses(
+            output, batch, self.loss_settings, scale, self.advantages.deviations(tasks) if self.advantages else None
+        )
+
+    @torch.no_grad()
+    def _measure_scales(self, batch: Batch, tasks: list[int], first: np.ndarray | None) -> None:
+        """The very first batch into the statistics of targets and advantages: the first step is in their units already."""
+        if self.popart is None and self.advantages is None:
+            return
         num_tasks = len(self.network.task_names)
-        sums = target_sums(compute_losses(output, batch, self.loss_settings, num_tasks=num_tasks).targets, batch, num_tasks)
-        self.ranks.sum(sums)
-        if bool(sums.isfinite().all()):
-            self.popart.update(sums, self.network.task_value_heads())
+        losses = self.losses(batch, tasks, first)
+        targets, advantages = target_sums(losses.targets, batch, num_tasks), advantage_sums(losses.advantages, batch, num_tasks)
+        self.ranks.sum(targets, advantages)
+        if bool(targets.isfinite().all()):
+            self._rescale(targets, advantages)
+
+    def _rescale(self, targets: torch.Tensor, advantages: torch.Tensor) -> None:
+        if self.popart is not None:
+            self.popart.update(targets, self.network.task_value_heads())
+        if self.advantages is not None:
+            self.advantages.update(advantages)
 
     def _parts(
         self, batch: Batch, tasks: list[int], first: np.ndarray | None
@@ -196,9 +214,7 @@ class Learner:
     def _update(self, batch: Batch, tasks: list[int], first: np.ndarray | None, is_new: bool) -> dict[str, Any]:
         """One update; a batch that is new is counted."""
         num_tasks = len(self.network.task_names)
-        output = self.network(batch, batch["core_state"], tasks, first)
-        scale = self.popart.scale(tasks) if self.popart else None
-        losses = compute_losses(output, batch, self.loss_settings, scale, num_tasks, self.ranks.sum)
+        losses = self.losses(batch, tasks, first)
         loss = losses.total()
         self.optimiser.zero_grad()
         loss.backward()
@@ -209,6 +225,7 @@ class Learner:
             "steps": (frames > 0).sum(),
             "task_sums": task_sums(losses, batch, num_tasks),
             "targets": target_sums(losses.targets, batch, num_tasks),
+            "advantages": advantage_sums(losses.advantages, batch, num_tasks),
         }
         summed = self.ranks.add_up(numbers, self.network.parameters())
         gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
@@ -223,8 +240,7 @@ class Learner:
             self._skip(loss_value, norm_value)
         else:
             self._apply(gradients, norm_value, rate)
-            if self.popart is not None:
-                self.popart.update(summed["targets"], self.network.task_value_heads())
+            self._rescale(summed["targets"], summed["advantages"])
         sums = summed["task_sums"].cpu().numpy()
         return {"loss": loss_value, "gradient_norm": norm_value, "skipped": skipped, "task_sums": sums}
 

@@ -4,7 +4,6 @@ Losses are **summed** over time and batch, as IMPALA published them: two learner
 update of one with 2 B.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -34,8 +33,8 @@ class LossSettings:
             rewards are best left as they are (reward_transform: none); none = raw.
         popart_step: by which a task's statistics go towards its batch's, per update.
         popart_lowest_deviation: the unit is never smaller; 1e-2 guards very sparse rewards.
-        advantage_normalisation: batch = a task's advantages in an update have mean 0 and deviation 1 before they weigh the
-            policy gradient; none = as they are.
+        advantage_normalisation: task = advantages are divided by their task's running deviation (agent/advantages.py) before
+            they weigh the policy gradient; none = as they are.
         ratio_clip: no policy gradient from an action whose ratio has already left 1 - r to 1 + r in the direction in which its
             advantage pushes (PPO's clip, arXiv:1707.06347); 0 = never. It bounds how far learning a batch several times goes.
     """
@@ -52,7 +51,7 @@ class LossSettings:
     value_normalisation: Literal["none", "popart"] = "none"
     popart_step: float = field(default=3e-4, metadata={"min": 0, "max": 1})
     popart_lowest_deviation: float = field(default=1e-4, metadata={"min": 1e-8, "max": 1e6})
-    advantage_normalisation: Literal["none", "batch"] = "none"
+    advantage_normalisation: Literal["none", "task"] = "none"
     ratio_clip: float = field(default=0.0, metadata={"min": 0})
 
 
@@ -66,6 +65,7 @@ class Losses(NamedTuple):
     log_rhos: torch.Tensor  # [T, B] log of target over behaviour probability, detached
     targets: torch.Tensor  # [T, B] V-trace targets of the values, detached
     errors: torch.Tensor  # [T, B] targets minus values, detached
+    advantages: torch.Tensor  # [T, B] before they are normalised and clipped, detached
 
     def total(self) -> torch.Tensor:
         """Scalar."""
@@ -97,8 +97,7 @@ def compute_losses(
     batch: Batch,
     settings: LossSettings,
     scale: ValueScale | None = None,
-    num_tasks: int = 1,
-    add_up: Callable[[torch.Tensor], None] = lambda sums: None,
+    advantage_deviation: torch.Tensor | None = None,
 ) -> Losses:
     """Losses of T transitions of B columns.
 
@@ -107,7 +106,7 @@ def compute_losses(
         batch: of the row contract, [T+1, B, ...].
         scale: with PopArt, what the network's values have to be multiplied with and added to. V-trace runs on the result;
             value errors and advantages are divided by the deviation again.
-        num_tasks, add_up: for advantages normalised over several tasks and ranks, see `normalise`.
+        advantage_deviation: [B], by which advantages are divided.
     """
     mask = transition_mask(batch["first"])
     ended = batch["terminated"][1:]
@@ -135,8 +134,9 @@ def compute_losses(
     )
     weight = mask.to(values.dtype)
     advantages = targets.pg_advantages / unit
-    if settings.advantage_normalisation == "batch":
-        advantages = normalise(advantages, weight, batch["task"], num_tasks, add_up)
+    raw_advantages = advantages
+    if advantage_deviation is not None:
+        advantages = advantages / advantage_deviation
     if settings.ratio_clip:
         advantages = advantages * within(log_rhos, advantages, settings.ratio_clip)
     errors = targets.vs - values[:-1]
@@ -148,25 +148,8 @@ def compute_losses(
         log_rhos=log_rhos,
         targets=targets.vs,
         errors=errors.detach(),
+        advantages=raw_advantages,
     )
-
-
-def normalise(
-    advantages: torch.Tensor, weight: torch.Tensor, task: torch.Tensor, num_tasks: int, add_up: Callable[[torch.Tensor], None]
-) -> torch.Tensor:
-    """[T, B] with weights [T, B] of columns of tasks [B]: mean 0 and deviation 1 over each task's weighted entries.
-
-    A task whose advantages are all alike gets zeros: none is better than another. `add_up` sums a tensor over ranks in place.
-    """
-    wide, index = advantages.double(), task.long()
-    columns = torch.stack([weight.double().sum(0), (weight * wide).sum(0), (weight * wide.square()).sum(0)])
-    sums = columns.new_zeros(3, num_tasks).index_add_(1, index, columns)
-    add_up(sums)
-    mean, square = sums[1:] / sums[0].clamp(min=1)
-    deviation = (square - mean.square()).clamp(min=0).sqrt()
-    # Rounding of the squares must not count as a difference.
-    scale = torch.where(deviation > 1e-6 * square.sqrt(), 1 / deviation, 0.0)
-    return ((wide - mean[index]) * scale[index]).to(advantages.dtype)
 
 
 def within(log_rhos: torch.Tensor, advantages: torch.Tensor, clip: float) -> torch.Tensor:

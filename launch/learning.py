@@ -4,7 +4,8 @@
 
 A study names configurations. `settings` are arguments of launch/multitask.py; `peer` is a command of another program that
 takes --seed N --seconds S --out FILE and writes a JSON line per game: `return`, `total_steps` (agent steps of the run),
-`seconds`; $NAME in it is an environment variable. Seed by seed the configurations take turns. What is there is not run again: stop at any time, and start again.
+`seconds`; $NAME in it is an environment variable. Seed by seed the configurations take turns. What is there is not run again:
+stop at any time, and start again.
 """
 
 import argparse

@@ -103,7 +103,7 @@ class Training:
             dump=(run_dir / "unrolls", config.debug.dump_unrolls) if config.debug.dump_unrolls and not ranks.rank else None,
             prefetch=config.learner.prefetch,
         )
-        self.health = Health(self.learner.network)
+        self.health = Health(self.learner)
         self._seconds_before = counters.seconds
         self._began = time.monotonic()
         self._saved = self._fed = self._began
@@ -186,11 +186,12 @@ class Training:
         data, tasks = batch.data, batch.arrays["task"].tolist()
         if measure:
             present = arrays["task"].tolist()
-            self.conflict.measure(learner.network, data, tasks, self.config.loss, version, learner.popart, self.ranks, present)
+            network, scales = learner.network, (learner.popart, self.ranks, present, learner.advantages)
+            self.conflict.measure(network, data, tasks, self.config.loss, version, *scales)
         # Once per record; other ranks would measure the same.
         is_measured = self.files is not None and not self.reporter.health
         if is_measured:
-            self.reporter.health = self.health.before(data, tasks, self.config.loss, learner.popart, version == 0)
+            self.reporter.health = self.health.before(data, tasks)
         result = learner.update(data, tasks, batch.arrays["first"])
         if is_measured:
             self.reporter.health["relative_steps"] = self.health.after()
@@ -240,7 +241,8 @@ class Training:
     def _digest(self) -> bytes:
         """Of all that every rank must have alike."""
         learner = self.learner
-        rest = [vars(learner.counters) | {"seconds": 0}, learner.popart.state() if learner.popart else {}]
+        scales = [scale.state() if scale else {} for scale in (learner.popart, learner.advantages)]
+        rest = [vars(learner.counters) | {"seconds": 0}, *scales]
         hashes = [checkpoint.parameter_hash(learner.network.state_dict()), checkpoint.parameter_hash(learner.optimiser_state())]
         return hashlib.sha256(json.dumps([*rest, *hashes]).encode()).digest()
 
@@ -255,6 +257,7 @@ class Training:
             "network": self.plan.network.to_dict(),
             "parameters": self.learner.network.state_dict(),
             "optimiser": self.learner.optimiser_state(),
+            "advantage_statistics": self.learner.advantages.state() if self.learner.advantages else {},
             "value_statistics": self.learner.popart.state() if self.learner.popart else {},
             "generators": checkpoint.generator_state(),
             "config": flatten(self.config),
@@ -275,6 +278,8 @@ class Training:
         except RuntimeError as error:
             raise ValueError(f"the checkpoint does not fit this run: {' '.join(str(error).split())}") from error
         self.learner.load_optimiser_state(checkpoint.match_heads(content["optimiser"], network, dropped))
+        if self.learner.advantages is not None:
+            self.learner.advantages.restore(content.get("advantage_statistics", {}))
         if self.learner.popart is not None:
             self.learner.popart.restore(content.get("value_statistics", {}))
         self.learner.counters = Counters(**content["counters"])

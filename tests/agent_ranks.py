@@ -24,7 +24,7 @@ from agent.optimisers import OptimiserSettings
 from agent.unroll import Batch, take_columns
 
 SPEC = reference.small_spec({"a": 3, "b": 3, "late": 3, "never": 3}, instruction_length=3, input_normalisation="pixel")
-LOSS = LossSettings(reward_transform="none", value_normalisation="popart", advantage_normalisation="batch", ratio_clip=0.3)
+LOSS = LossSettings(reward_transform="none", value_normalisation="popart", advantage_normalisation="task", ratio_clip=0.3)
 COLUMNS = 4  # of each of two ranks
 UPDATES = 20
 # Tasks of the eight columns: on both ranks, on one only (`late` on rank 1, from the third update on), on none.

@@ -11,7 +11,6 @@ from agent.losses import LossSettings
 from agent.optimisers import OptimiserSettings
 
 SPEC = reference.small_spec({"a": 3}, (12, 12, 1), "uint8", torso="small", hidden_size=10)
-LOSS = LossSettings(reward_transform="none")
 TASKS = [0] * 4
 
 
@@ -19,6 +18,10 @@ def scene(seed: int = 0):
     return reference.make_network(SPEC, seed), reference.tensors(
         reference.random_batch(np.random.default_rng(seed), SPEC, 5, 4)
     )
+
+
+def make(network, **loss) -> Learner:
+    return Learner(network, LossSettings(reward_transform="none", **loss), OptimiserSettings(learning_rate=0.1), 10**6)
 
 
 def test_live_units_by_layer() -> None:
@@ -43,19 +46,20 @@ def test_a_unit_lives_if_any_row_of_any_unroll_moves_it() -> None:
 
 def test_parts_of_the_gradient_follow_their_costs() -> None:
     network, batch = scene()
-    found = gradient_parts(network, batch, TASKS, LOSS)
+    found = gradient_parts(make(network), batch, TASKS)
     assert found["policy"] > 0 and found["value"] > 0
-    dear = gradient_parts(network, batch, TASKS, LossSettings(reward_transform="none", baseline_cost=5.0))
+    dear = gradient_parts(make(network, baseline_cost=5.0), batch, TASKS)
     assert dear["value"] == pytest.approx(10 * found["value"], rel=1e-4) and dear["policy"] == pytest.approx(found["policy"])
-    none = gradient_parts(network, batch, TASKS, LossSettings(reward_transform="none", baseline_cost=0.0))
+    none = gradient_parts(make(network, baseline_cost=0.0), batch, TASKS)
     assert none["value"] == 0
 
 
 def test_measuring_changes_nothing_and_the_step_is_what_the_update_did() -> None:
     network, batch = scene()
-    learner, health = Learner(network, LOSS, OptimiserSettings(learning_rate=0.1), 10**6), Health(network)
+    learner = make(network)
+    health = Health(learner)
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
-    found = health.before(batch, TASKS, LOSS, None, is_start=True)
+    found = health.before(batch, TASKS)
     for name, parameter in network.named_parameters():
         assert torch.equal(parameter, before[name]) and parameter.grad is None
     assert found["value_gradient_share"] == pytest.approx(
@@ -72,16 +76,16 @@ def test_measuring_changes_nothing_and_the_step_is_what_the_update_did() -> None
 
 def test_it_warns_when_units_have_died_and_only_then() -> None:
     network, batch = scene()
-    health = Health(network)
+    health = Health(make(network))
     with torch.no_grad():
         network.torso.output.bias[:] = 1e3
-    assert "warning" not in health.before(batch, TASKS, LOSS, None, is_start=True)
+    assert "warning" not in health.before(batch, TASKS)
     with torch.no_grad():
         network.torso.output.bias[:3] = -1e6
-    assert "warning" not in health.before(batch, TASKS, LOSS, None, is_start=False), "7 of 10"
+    assert "warning" not in health.before(batch, TASKS), "7 of 10"
     with torch.no_grad():
         network.torso.output.bias[3] = -1e6
-    warning = health.before(batch, TASKS, LOSS, None, is_start=False)["warning"]
+    warning = health.before(batch, TASKS)["warning"]
     assert "10 of 10 of layer hidden were alive at the start, now 6" in warning
 
 
