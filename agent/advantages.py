@@ -6,7 +6,7 @@ import torch
 
 from agent.unroll import Batch, transition_mask
 
-# By which a task's mean square goes towards an update's; the k-th update's step is 1 / k while that is longer. Over some hundred
+# By which a task's mean square goes towards an update's; the k-th update's step is 1 / k while that is longer. Over hundreds of
 # updates: in the few samples of one, the spread of noise would be blown up to that of a reward.
 STEP = 0.005
 

@@ -57,9 +57,10 @@ def task_gradients(
             rows.append([torch.zeros_like(parameter).flatten() for parameter in parameters])
             continue
         part = take_columns(batch, torch.tensor(own, device=batch["first"].device))
-        same = [task] * len(own)
-        output = network(part, part["core_state"], same)
-        scale, deviation = (popart.scale(same) if popart else None), (advantages.deviations(same) if advantages else None)
+        columns = [task] * len(own)
+        output = network(part, part["core_state"], columns)
+        scale = popart.scale(columns) if popart else None
+        deviation = advantages.deviations(columns) if advantages else None
         total = compute_losses(output, part, loss, scale, deviation).total()
         found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
         rows.append([gradient.flatten() for gradient in found])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agent_reference as reference
-from agent.losses import LossSettings, compute_losses, entropy, normalise, transform_rewards, within
+from agent.losses import LossSettings, compute_losses, entropy, transform_rewards, within
 from agent.network import ILLEGAL_LOGIT, Output
 from agent.unroll import Arrays, transition_mask
 
@@ -274,37 +274,16 @@ def test_transition_mask() -> None:
     assert transition_mask(first).tolist() == [[True, False], [False, True]]
 
 
-def test_advantages_have_mean_0_and_deviation_1_in_each_task() -> None:
-    rng = np.random.default_rng(0)
-    weight = torch.from_numpy((rng.random((5, 8)) < 0.8).astype(float))
-    advantages = torch.from_numpy(rng.normal(3.0, 50.0, size=(5, 8)))
-    task = torch.tensor([0, 2, 0, 2, 2, 3, 0, 2])
-    advantages[:, task == 3] = 7.0
-    found = normalise(advantages, weight, task, 5, lambda sums: None)
-    for one in (0, 2):
-        own = task == one
-        counted = weight[:, own] > 0
-        values = found[:, own][counted]
-        assert float(values.mean()) == pytest.approx(0, abs=1e-6) and float(values.std(correction=0)) == pytest.approx(
-            1, rel=1e-6
-        )
-        raw = advantages[:, own][counted]
-        torch.testing.assert_close(values, (raw - raw.mean()) / raw.std(correction=0))
-    assert (found[:, task == 3] == 0).all(), "all alike: none is better than another"
-
-
-def test_normalised_advantages_reach_the_policy_gradient_and_nothing_else() -> None:
-    """Rewards a hundred times larger: the same policy gradient, another value loss."""
-    found = []
-    for scale in (1.0, 100.0):
-        batch = reference.random_batch(np.random.default_rng(3), SPEC, 6, 5)
-        batch["task"][:] = 0
-        batch["reward"] *= scale
-        logits, values = torch.zeros(7, 5, SPEC.num_actions), torch.zeros(7, 5)
-        loss = LossSettings(reward_transform="none", advantage_normalisation="batch")
-        found.append(compute_losses(Output(logits, values, torch.zeros(5, 2, 1)), reference.tensors(batch), loss))
-    torch.testing.assert_close(found[0].policy_gradient, found[1].policy_gradient, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found[1].baseline, found[0].baseline * 1e4, rtol=1e-4, atol=1e-3)
+def test_advantages_in_units_of_their_deviation_reach_the_policy_gradient_and_nothing_else() -> None:
+    batch = reference.random_batch(np.random.default_rng(3), SPEC, 6, 5)
+    logits, values = torch.zeros(7, 5, SPEC.num_actions), torch.zeros(7, 5)
+    out, data = Output(logits, values, torch.zeros(5, 2, 1)), reference.tensors(batch)
+    plain = compute_losses(out, data, LossSettings())
+    deviations = torch.tensor([1.0, 2.0, 0.5, 4.0, 10.0])
+    scaled = compute_losses(out, data, LossSettings(), None, deviations)
+    torch.testing.assert_close(scaled.policy_gradient * deviations, plain.policy_gradient)
+    assert torch.equal(scaled.baseline, plain.baseline) and torch.equal(scaled.entropy, plain.entropy)
+    assert torch.equal(scaled.advantages, plain.advantages), "statistics are of advantages as they are"
 
 
 def test_the_ratio_clip_stops_what_has_gone_far_enough() -> None:
