@@ -126,6 +126,9 @@ class Learner:
             rate *= min(1.0, (self.counters.updates + 1) / self.settings.warmup_updates)
         if self.settings.schedule == "constant":
             return rate
+        if self.settings.schedule == "inverse_sqrt":
+            steps_per_task = self.counters.steps / len(self.network.task_names)
+            return rate / (1 + steps_per_task / self.settings.hot_steps) ** 0.5
         return rate * max(0.0, 1 - self.counters.frames / self.total_frames)
 
     def update(self, batch: Batch, tasks: list[int], first: np.ndarray | None = None) -> dict[str, Any]:

@@ -14,7 +14,8 @@ class OptimiserSettings:
 
     Attributes:
         name: rmsprop, or adam (torch's).
-        learning_rate: falls linearly with frames, to 0 at total_frames (`schedule: linear`), or stays (`constant`).
+        learning_rate: falls linearly with frames, to 0 at total_frames (`schedule: linear`), stays (`constant`), or is divided by
+            sqrt(1 + steps / hot_steps), steps counted per task (`inverse_sqrt`): hot at first, and no end has to be known.
         warmup_updates: the rate rises linearly from 0 over so many first updates; 0 = at once.
         momentum: of Adam, its first beta; RMSProp has none.
         decay: of the mean square of gradients; Adam's second beta.
@@ -29,7 +30,8 @@ class OptimiserSettings:
 
     name: Literal["rmsprop", "adam"] = "rmsprop"
     learning_rate: float = field(default=6e-4, metadata={"min": 0})
-    schedule: Literal["linear", "constant"] = "linear"
+    schedule: Literal["linear", "constant", "inverse_sqrt"] = "linear"
+    hot_steps: int = field(default=100_000, metadata={"min": 1})
     warmup_updates: int = field(default=0, metadata={"min": 0})
     momentum: float = field(default=0.9, metadata={"min": 0, "max": 0.9999})
     decay: float = field(default=0.99, metadata={"min": 0, "max": 1})

@@ -59,6 +59,11 @@ def test_the_schedule_by_value_and_the_constant_one() -> None:
     constant = make(OptimiserSettings(learning_rate=6e-4, schedule="constant"))
     constant.counters.frames = 10**12
     assert constant.learning_rate() == 6e-4
+    settings = OptimiserSettings(learning_rate=6e-4, schedule="inverse_sqrt", hot_steps=1000)
+    anytime = make(settings)
+    for steps, expected in ((0, 6e-4), (3 * 3000, 3e-4), (3 * 15_000, 1.5e-4)):
+        anytime.counters.steps = steps  # of three tasks
+        assert anytime.learning_rate() == pytest.approx(expected)
 
 
 def test_the_update_uses_the_rate_of_the_frames_before_it() -> None:
