@@ -122,14 +122,16 @@ def games(folder: Path) -> list[dict[str, Any]]:
 
 def curve(found: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Points [P] after each game from the tenth on: `steps`, `seconds`, and the mean `return` of the last WINDOW games."""
+    if not found:
+        return {name: np.empty(0) for name in ("return", "steps", "seconds")}
     returns = np.array([game["return"] for game in found], float)
     sums = np.concatenate([[0.0], returns.cumsum()])
     ends = np.arange(min(10, returns.size), returns.size + 1)
     starts = np.maximum(0, ends - WINDOW)
     return {
-        "return": (sums[ends] - sums[starts]) / np.maximum(1, ends - starts),
-        "steps": np.array([game["total_steps"] for game in found], float)[ends - 1] if returns.size else np.empty(0),
-        "seconds": np.array([game["seconds"] for game in found], float)[ends - 1] if returns.size else np.empty(0),
+        "return": (sums[ends] - sums[starts]) / (ends - starts),
+        "steps": np.array([game["total_steps"] for game in found], float)[ends - 1],
+        "seconds": np.array([game["seconds"] for game in found], float)[ends - 1],
     }
 
 

@@ -5,7 +5,6 @@ examples:
   python launch/multitask.py --suite atari57 --tasks pong,breakout --total-frames 20000000
   python launch/multitask.py --suite my_suite.yaml optimiser.learning_rate=1e-3 actor.num_envs=16
   python launch/multitask.py --suite toy --single-task all --frames-per-task 50000
-  python launch/multitask.py --suite atari57 --cluster ray --run-dir /shared/runs/first
   python launch/multitask.py --resume runs/toy-20260101-120000
 """
 

@@ -47,7 +47,7 @@ def share(batch: Batch, rank: int, size: int) -> tuple[Batch, list[int]]:
 
 def make(ranks: Ranks, **optimiser: Any) -> Learner:
     """A learner from the same start on all ranks; `late` would be clipped without a limit, the limit is often reached."""
-    settings = OptimiserSettings(learning_rate=1e-3, max_gradient_norm=20.0, **optimiser)
+    settings = OptimiserSettings(learning_rate=1e-3, max_gradient_norm=5.0, **optimiser)
     return Learner(reference.make_network(SPEC), LOSS, settings, 10_000, ranks)
 
 

@@ -47,7 +47,7 @@ def test_two_ranks_learn_what_one_with_all_data_learns(two: Any, one: dict[str, 
     """Also that the limit of the norm was reached at times, and at times not: both are one rank's."""
     found = two["learn"][0]
     norms = [float(result["gradient_norm"]) for result in one["results"]]
-    assert min(norms) < 20 < max(norms)
+    assert min(norms) < 5 < max(norms)
     for ours, expected in zip(found["states"], one["states"], strict=True):
         assert ours.keys() == expected.keys()
         for name, value in expected.items():
@@ -90,10 +90,13 @@ def test_gradients_of_tasks_are_compared_over_all_ranks(two: Any, one: dict[str,
 def test_what_is_not_finite_on_one_rank_is_skipped_on_all(two: Any) -> None:
     for found in two["skip"]:
         assert found["skipped"]
-        assert all(torch.equal(value, found["after"][name]) for name, value in found["before"].items())
+        kept = {name: value for name, value in found["before"].items() if not name.startswith("normaliser.")}
+        assert all(torch.equal(value, found["after"][name]) for name, value in kept.items())
         assert "not finite 2 times in a row" in found["error"]
         assert (found["counters"]["updates"], found["counters"]["skipped_updates"]) == (1, 2)
     assert two["skip"][0]["counters"] == two["skip"][1]["counters"]
+    for name, value in two["skip"][0]["after"].items():
+        assert torch.equal(value, two["skip"][1]["after"][name]), "also the pixels' statistics, which count what was seen"
 
 
 def test_bytes_come_from_rank_0_and_unequal_digests_are_told(two: Any) -> None:
