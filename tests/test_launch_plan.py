@@ -64,9 +64,17 @@ def test_neighbouring_runs_share_no_seed():
 
 
 def test_every_task_has_an_actor_by_default():
-    _, plan = plan_of("atari5")
+    _, plan = plan_of("atari5", "preset=published")
     assert {task for actor in plan.actors for task in actor.tasks} == set(range(5))
     assert all(len(actor.tasks) == 1 for actor in plan.actors)
+
+
+def test_the_fast_preset_has_one_actor_that_plays_all_tasks():
+    """Each in as many environments as every other."""
+    _, plan = plan_of("atari5")
+    (actor,) = plan.actors
+    counts = {task: sum(g.count for half in actor.halves for g in half if g.task == task) for task in actor.tasks}
+    assert counts == dict.fromkeys(range(5), 3)
 
 
 def test_too_little_shared_memory_names_the_docker_flag(monkeypatch, tmp_path):

@@ -171,7 +171,7 @@ def test_dumped_unrolls_are_what_the_network_did(toy):
 
 def test_what_is_on_the_screen(toy):
     _, out = toy
-    assert "suite toy, 4 tasks, 4 actors" in out
+    assert "suite toy, 4 tasks, the suite's own settings, 4 actors" in out
     assert "limited by" in out
     assert "catch" in out
     assert "python eval/score.py" in out

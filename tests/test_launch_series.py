@@ -59,16 +59,17 @@ def test_a_baseline_has_the_network_actors_and_frames_of_the_multi_task_run(tmp_
     whole = {key: value.shape for key, value in Network(multi.network).state_dict().items()}
     for one in baselines:
         shapes = {key: value.shape for key, value in Network(one.run.network).state_dict().items()}
-        own_heads = {key for key in whole if key.split(".")[0] not in ("policy_heads", "value_heads")}
+        own_heads = {key for key in whole if key.split(".")[0] not in ("policy_heads", "value_heads", "normaliser")}
         own_heads |= {key for key in whole if f".task_{one.task}." in key}
         assert shapes == {key: whole[key] for key in own_heads}
         assert one.run.network.legal_actions == {one.task: multi.network.legal_actions[one.task]}
         assert one.run.config.total_frames == 700
         plan = make_plan(multi)
         assert one.plan.unroll == plan.unroll, "the same instructions and action probabilities in every row"
-        assert {actor.num_envs for actor in one.plan.actors} == {actor.num_envs for actor in plan.actors}
         alone = new_run(name, None, [f"tasks=[{one.task}]"], tmp_path / "alone", None)[1]
-        assert len(one.plan.actors) == len(make_plan(alone).actors), "as many as any run of one task has here"
+        sizes = [[actor.num_envs for actor in each.actors] for each in (one.plan, make_plan(alone))]
+        assert sizes[0] == sizes[1], "as any run of one task has here"
+        assert suite_name == "atari5" or set(sizes[0]) == {actor.num_envs for actor in plan.actors}, "5 games share 16 as 15"
 
 
 def test_weights_of_actors_do_not_stop_a_baseline(tmp_path):
@@ -227,8 +228,8 @@ def test_a_task_without_instructions_learns_beside_those_of_its_suite(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     unroll = np.load(parent / "plain" / "unrolls" / "unroll_000000.npz")
-    assert unroll["instruction"].shape == (21, 16) and not unroll["instruction"].any()
-    assert unroll["log_probs"].shape == (21, 4) and unroll["action"].max() < 3
+    assert unroll["instruction"].shape == (17, 16) and not unroll["instruction"].any()
+    assert unroll["log_probs"].shape == (17, 4) and unroll["action"].max() < 3
     run = resumed_run(parent / "plain", None, ["total_frames=400"])
     assert run.network == read_run(parent / "plain").network
     assert score.main([str(parent / "plain"), "--episodes", "2"]) == 0
