@@ -247,10 +247,10 @@ def draw(study: Study, out: Path) -> None:
             if not points["return"].size:
                 continue
             style = {"color": f"C{colour}", "lw": 1.3, "alpha": 0.85}
-            panels[0].plot(points["steps"], points["return"], label=label, **style)
+            panels[0].plot(points["steps"] / 1e6, points["return"], label=label, **style)
             panels[1].plot(points["seconds"] / 60, points["return"], **style)
             label = None
-    for panel, text in zip(panels, ("agent steps", "minutes of wall time"), strict=True):
+    for panel, text in zip(panels, ("agent steps, millions", "minutes of wall time"), strict=True):
         panel.set_xlabel(text)
         panel.grid(alpha=0.3)
         if study.target is not None:
