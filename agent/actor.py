@@ -20,7 +20,9 @@ class ActorSettings:
     """Acting.
 
     Attributes:
-        num_actors: processes; 0 = one per core, and one per task while there are at most four tasks per core.
+        num_actors: processes; 0 = as `automatic` says.
+        automatic: cores = one per core, and one per task while there are at most four tasks per core; fewest = as few as can
+            hold all tasks, and one per learner rank: samples are younger, which pays where the learner is what limits.
         num_envs: E, environments of one actor, even.
         unroll_length: T, agent steps (IMPALA: 100 on DMLab, 20 on Atari).
         slots: unrolls that an actor may have waiting for the learner; 0 = E.
@@ -32,6 +34,7 @@ class ActorSettings:
     """
 
     num_actors: int = field(default=0, metadata={"min": 0})
+    automatic: Literal["cores", "fewest"] = "cores"
     num_envs: int = field(default=32, metadata={"min": 2})
     unroll_length: int = field(default=20, metadata={"min": 1})
     slots: int = field(default=0, metadata={"min": 0})

@@ -22,7 +22,7 @@ def compile_torso(network: Network, num_frames: int) -> None:
     """
     torch.compiler.set_stance("default")
     network.torso.compile()
-    frame = torch.zeros(num_frames, *network.spec.frame_shape, dtype=getattr(torch, network.spec.frame_dtype))
+    frame = torch.zeros(num_frames, *network.spec.frame_shape, dtype=network.seen_dtype)
     device = network.legal.device
     try:
         with torch.autocast(device.type, torch.bfloat16, enabled=network.bf16):

@@ -127,7 +127,8 @@ class Ranks:
         counts, rest = vector[: len(parameters)].tolist(), vector[len(parameters) :]
         parts = flat.split([p.numel() for p in parameters])
         for parameter, count, part in zip(parameters, counts, parts, strict=True):
-            parameter.grad = part.view_as(parameter) if count else None
+            # In the parameter's own layout: torch's fused Adam walks through memory as it lies.
+            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(part.view_as(parameter)) if count else None
         summed = rest.split([value.numel() for value in values])
         return {name: part.view_as(value) for name, part, value in zip(numbers, summed, values, strict=True)}
 

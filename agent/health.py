@@ -1,5 +1,6 @@
 """Does it learn at all? Live units, what the gradient is made of, and how long steps are, measured now and then on a batch."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from agent.unroll import Batch, take_columns
 
 # A measurement looks at so many of a batch's unrolls at most.
 MAX_UNROLLS = 8
+# A run's first measurement counts as its start if it is so early: a run that is continued has no start to compare with.
+EARLY_UPDATES = 2000
 # A layer that has fewer of the units that it had at the start is dying.
 LIVE_SHARE = 0.7
 
@@ -77,16 +80,19 @@ class Health:
         part = take_columns(batch, torch.arange(count, device=batch["first"].device))
         some = list(tasks[:count])
         found = live_units(self._network, part, some)
-        if not self._learner.counters.updates:
+        normaliser = self._network.normaliser  # before it has statistics other units live
+        is_ready = normaliser is None or any(float(normaliser.of(task).count) for task in tasks)
+        if self._at_start is None and is_ready and self._learner.counters.updates < EARLY_UPDATES:
             self._at_start = found
         norms = gradient_parts(self._learner, part, some)
+        norms = {name: norm for name, norm in norms.items() if math.isfinite(norm)}
         total = sum(norms.values())
         warning = dying(self._at_start or {}, found)
         return {
             "live_units": {name: alive for name, (alive, _) in found.items()},
             "units": {name: count for name, (_, count) in found.items()},
             **{f"{name}_gradient_norm": norm for name, norm in norms.items()},
-            **({"value_gradient_share": norms["value"] / total} if total else {}),
+            **({"value_gradient_share": norms["value"] / total} if total and len(norms) == 2 else {}),
             **({"warning": warning} if warning else {}),
         }
 

@@ -1,4 +1,4 @@
-"""One learner: a batch of unrolls in, one V-trace update out."""
+"""One learner: a batch of unrolls in, one or several V-trace updates out."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

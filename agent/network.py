@@ -116,8 +116,9 @@ class Network(nn.Module):
         keys = [_head_key(name) for name in self.task_names]
         is_normalised, start = settings.input_normalisation == "pixel", settings.initialisation
         self.normaliser = Normaliser(keys, spec.frame_shape, spec.frame_dtype) if is_normalised else None
-        seen_dtype = "float32" if is_normalised else spec.frame_dtype
-        self.torso = make_torso(settings.torso, spec.frame_shape, seen_dtype, settings.hidden_size, start)
+        seen = "float32" if is_normalised else spec.frame_dtype
+        self.seen_dtype: torch.dtype = getattr(torch, seen)
+        self.torso = make_torso(settings.torso, spec.frame_shape, seen, settings.hidden_size, start)
         self.instruction = (
             InstructionEncoder(settings.instruction_embedding, settings.instruction_size) if spec.instruction_length else None
         )

@@ -15,7 +15,7 @@ class OptimiserSettings:
     Attributes:
         name: rmsprop, or adam (torch's).
         learning_rate: falls linearly with frames, to 0 at total_frames (`schedule: linear`), stays (`constant`), or is divided
-            by sqrt(1 + steps / hot_steps), steps counted per task (`inverse_sqrt`): hot at first, and no end has to be known.
+            by sqrt(1 + steps / hot_steps), steps per task of now (`inverse_sqrt`): hot at first, and no end has to be known.
         warmup_updates: the rate rises linearly from 0 over so many first updates; 0 = at once.
         momentum: of Adam, its first beta; RMSProp has none.
         decay: of the mean square of gradients; Adam's second beta.

@@ -61,8 +61,8 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> None:
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ValueError(f"{folder} is not writable: choose another place with --run-dir")
-    # Parameters and mean squares, float32; one more file than is kept exists while a checkpoint is written.
-    checkpoint = 8 * num_parameters(Network(plan.network))
+    # Parameters and mean squares, with Adam means, too, float32; one more file than is kept exists during a save.
+    checkpoint = (12 if config.optimiser.name == "adam" else 8) * num_parameters(Network(plan.network))
     needed = (config.checkpoint.keep + 1) * checkpoint + RECORDS_BYTES
     free = shutil.disk_usage(folder).free
     if needed > free:

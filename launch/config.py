@@ -153,9 +153,10 @@ def load_config(suite: str, config_file: Path | None, overrides: Sequence[str]) 
     more = [] if config_file is None else [(read_yaml(config_file), str(config_file))]
     more.append((parse_overrides([f"suite={suite}", *overrides]), "the command line"))
     chosen = [layer["preset"] for layer, _ in more if "preset" in layer]
-    if merged["preset"] == "suite" and chosen:
+    has_own = merged["preset"] == "suite"
+    if has_own and {*chosen} - {"suite"}:
         raise ValueError(f"preset={chosen[-1]}: suite {suite} has settings of its own only, leave it out")
-    if "suite" in chosen:
+    if "suite" in chosen and not has_own:
         raise ValueError("preset=suite cannot be chosen: use fast or published")
     if (chosen or [merged["preset"]])[-1] == "fast":
         text = (files("launch.configs") / PRESET_FILE).read_text(encoding="utf-8")
@@ -270,6 +271,8 @@ def _finish(merged: DictConfig) -> Config:
     actor = config.actor
     if actor.num_envs % 2:
         raise ValueError(f"actor.num_envs={actor.num_envs} is odd: the two half-groups need an even number")
+    if config.optimiser.name == "adam" and config.optimiser.decay >= 1:
+        raise ValueError(f"optimiser.decay={config.optimiser.decay:g} does not fit optimiser.name=adam: it must be below 1")
     learner = config.learner
     if learner.batch_size % learner.minibatches:
         raise ValueError(

@@ -19,7 +19,7 @@ def make_learner(run: RunFiles, device: torch.device, ranks: Ranks | None = None
     network = Network(run.network, settings.precision == "bf16").to(device)
     allow_tf32(settings.tf32)
     if settings.compile:
-        compile_torso(network, settings.batch_size * (config.actor.unroll_length + 1))
+        compile_torso(network, settings.batch_size // settings.minibatches * (config.actor.unroll_length + 1))
     return Learner(network, config.loss, config.optimiser, config.total_frames, ranks, settings, config.seed)
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ import numpy as np
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.config import read_run
+from launch.config import RESOLVED_FILE, read_run
 from launch.records import EPISODES, read_lines
 from launch.settings import first_line, read_yaml
 
@@ -52,7 +53,7 @@ class Study:
 
     Attributes:
         name: title of the figure.
-        seconds: wall time of each run, its start included.
+        seconds: wall time of each run, its start and imports included; curves count from after them.
         seeds: of each configuration.
         target: a run's result tells when the mean of the last 100 games first was so high; None = there is none.
         stop_at_target: a run ends when it is reached.
@@ -109,9 +110,9 @@ def command(one: Configuration, seed: int, seconds: float, folder: Path) -> list
 
 
 def games(folder: Path) -> list[dict[str, Any]]:
-    """Games of a run so far, ours or a peer's: `return`, `total_steps`, `seconds` since its process started."""
+    """Games of a run so far, ours or a peer's: `return`, `total_steps`, `seconds` of training, without imports."""
     run = folder / "run"
-    if not (run / "config.yaml").exists():
+    if not (run / RESOLVED_FILE).exists():
         return list(read_lines(folder / GAMES))
     per_step = read_run(run).frames_per_step
     return [
@@ -157,7 +158,8 @@ def result(found: Sequence[Mapping[str, Any]], target: float | None) -> dict[str
 
 def play(one: Configuration, seed: int, study: Study, folder: Path) -> dict[str, Any]:
     """Run it to its end, its time, or the target; returns what there is to know about it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was broken off
+    folder.mkdir(parents=True)
     call = [*(["taskset", "-c", study.cores] if study.cores else []), *command(one, seed, study.seconds, folder)]
     load_before, began = os.getloadavg()[0], time.monotonic()
     with (folder / "output.txt").open("w") as output:
@@ -250,7 +252,7 @@ def draw(study: Study, out: Path) -> None:
             panels[0].plot(points["steps"] / 1e6, points["return"], label=label, **style)
             panels[1].plot(points["seconds"] / 60, points["return"], **style)
             label = None
-    for panel, text in zip(panels, ("agent steps, millions", "minutes of wall time"), strict=True):
+    for panel, text in zip(panels, ("agent steps, millions", "minutes of training, wall time"), strict=True):
         panel.set_xlabel(text)
         panel.grid(alpha=0.3)
         if study.target is not None:
@@ -270,7 +272,7 @@ def _folder(out: Path, name: str, seed: int) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Exit code 0 done, 1 a run failed or finished no game, 2 refused."""
+    """The command. Exit code 0 done, 1 a run finished no game, 2 refused."""
     parser = argparse.ArgumentParser(
         prog="learning.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

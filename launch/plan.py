@@ -123,7 +123,11 @@ def _actors(run: RunFiles, cores: int | None) -> tuple[ActorPlan, ...]:
     num_tasks = len(run.suite.tasks)
     ranks = run.config.learner.ranks
     cores = max(cores or os.cpu_count() or 1, ranks)
-    num_actors = actor.num_actors or (max(num_tasks, cores) if num_tasks <= 4 * cores else cores)
+    if actor.automatic == "fewest":
+        automatic = max(ranks, -(-num_tasks // actor.num_envs), num_tasks if run.config.learner.balance == "frames" else 1)
+    else:
+        automatic = max(num_tasks, cores) if num_tasks <= 4 * cores else cores
+    num_actors = actor.num_actors or automatic
     if run.config.learner.balance == "frames" and num_actors < num_tasks:
         raise ValueError(
             f"learner.balance=frames needs an actor per task, there are {num_actors} for {num_tasks} tasks: "

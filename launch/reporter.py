@@ -86,7 +86,7 @@ class Reporter:
         self._ages_versions.append(version - arrays["version"])
         self._ages_seconds.append(time.time() - arrays["acted_at"])
         self._unroll_tasks.append(arrays["task"].copy())
-        if np.isfinite(result["loss"]):
+        if np.isfinite([result["loss"], result["gradient_norm"]]).all():
             self._losses.append(result["loss"])
             self._norms.append(result["gradient_norm"])
 

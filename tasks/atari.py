@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -67,9 +68,7 @@ def num_actions(rom: str, action_set: str) -> int:
 
     ALEInterface.setLoggerMode(LoggerMode.Error)
     game = ALEInterface()
-    path = roms.get_rom_path(rom)
-    assert path is not None, rom  # the suite was checked before
-    game.loadROM(path)
+    game.loadROM(cast(Path, roms.get_rom_path(rom)))
     return len(game.getMinimalActionSet())
 
 

@@ -35,6 +35,8 @@ def suite_spaces(suite: Suite, settings: EnvironmentSettings) -> Spaces:
     match suite.adapter:
         case "atari":
             shape = (settings.frame_height, settings.frame_width, settings.frame_stack)
+            if settings.atari_actions == "minimal":
+                _check_atari(suite)  # a game has to be loaded to know its actions
             return Spaces(
                 shape, "uint8", 0, tuple(num_actions(task.train_level, settings.atari_actions) for task in suite.tasks), repeat
             )

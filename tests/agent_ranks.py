@@ -83,6 +83,17 @@ def learn(ranks: Ranks) -> dict[str, Any]:
     return found
 
 
+def convolve(ranks: Ranks) -> dict[str, Any]:
+    """Adam on convolutions, whose weights lie channels last while what the ranks send each other does not."""
+    spec = reference.small_spec({"a": 3, "b": 3}, (12, 12, 2), "uint8", torso="small", core="none")
+    optimiser = OptimiserSettings(name="adam", learning_rate=1e-2, epsilon=0.1)
+    learner = Learner(reference.make_network(spec), LossSettings(advantage_normalisation="task"), optimiser, 10_000, ranks)
+    for update in range(3):
+        batch = reference.random_batch(np.random.default_rng(update), spec, 5, 2 * COLUMNS)
+        learner.update(*share(reference.tensors(batch), ranks.rank, ranks.size))
+    return {"state": {name: value.clone() for name, value in learner.network.state_dict().items()}}
+
+
 def skip(ranks: Ranks) -> dict[str, Any]:
     """A good update, two that are not finite on one rank, of which the second is one too many."""
     learner = make(ranks, max_skipped_updates=2)
@@ -127,7 +138,7 @@ def main() -> None:
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     ranks = Ranks(rank, size, dist.FileStore(str(folder / "store"), size), 100.0)
-    for scene in (learn, skip, compare, lose):
+    for scene in (learn, convolve, skip, compare, lose):
         torch.save(scene(ranks), folder / f"{scene.__name__}-{rank}.pt")
 
 

@@ -34,7 +34,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, An
     assert [process.returncode for process in processes] == [0, -9], errors
     return {
         scene: [torch.load(folder / f"{scene}-{rank}.pt", weights_only=False) for rank in range(count)]
-        for scene, count in (("learn", 2), ("skip", 2), ("compare", 2), ("lose", 1))
+        for scene, count in (("learn", 2), ("convolve", 2), ("skip", 2), ("compare", 2), ("lose", 1))
     }
 
 
@@ -79,6 +79,13 @@ def test_a_task_in_nobodys_batch_is_left_alone_and_one_in_a_single_rank_learns_o
                     assert (name in before and torch.equal(before[name], value)) != has_late, (update, name)
                 elif "never" in name:
                     assert torch.equal(before[name], value), name
+
+
+def test_adam_on_convolutions_is_that_of_one_rank(two: Any) -> None:
+    expected = agent_ranks.convolve(Ranks())["state"]
+    for found in two["convolve"]:
+        for name, value in expected.items():
+            torch.testing.assert_close(found["state"][name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_gradients_of_tasks_are_compared_over_all_ranks(two: Any, one: dict[str, Any]) -> None:

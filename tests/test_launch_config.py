@@ -213,6 +213,21 @@ def test_a_preset_lies_between_the_suite_and_what_a_person_sets(tmp_path):
     assert load_config("atari5", None, ["preset=published"]).optimiser.learning_rate == 6e-4
 
 
+def test_the_configuration_of_a_run_can_be_used_again(tmp_path):
+    """RUN/config.yaml as --config, also of a suite with settings of its own."""
+    for suite in ("toy", "atari5", "atari57"):
+        config = load_config(suite, None, ["loss.entropy_cost=0.03"])
+        start_run(tmp_path / suite, config)
+        assert load_config(suite, tmp_path / suite / "config.yaml", []) == config
+
+
+def test_a_game_that_is_not_there_is_a_sentence_also_where_its_actions_are_asked_for(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nadapter: atari\ntasks: [{name: a, train_level: ponng}]\n", encoding="utf-8")
+    message = refused(capsys, "--suite", str(path), "--dry-run")
+    assert "ponng" in message and "pong" in message
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -220,6 +235,7 @@ def test_a_preset_lies_between_the_suite_and_what_a_person_sets(tmp_path):
         (("--suite", "atari5", "preset=suite"), ["preset=suite", "fast or published"]),
         (("--suite", "atari5", "preset=quick"), ["preset", "quick"]),
         (("--suite", "toy", "learner.minibatches=5"), ["learner.minibatches=5", "learner.batch_size", "multiple of 5"]),
+        (("--suite", "atari5", "optimiser.decay=1"), ["optimiser.decay=1", "adam", "below 1"]),
         (("--suite", "toy", "learner.epochs=0"), ["learner.epochs", "at least 1"]),
         (("--suite", "toy", "network.core=gru"), ["network.core", "gru"]),
         (("--suite", "toy", "optimiser.name=sgd"), ["optimiser.name", "sgd"]),

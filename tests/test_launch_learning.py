@@ -80,6 +80,17 @@ def test_a_run_ends_at_its_target_or_time(tmp_path, more, limit):
     assert run["wall_seconds"] < limit and run["target_steps"] is not None and run["exit_code"] != 0
 
 
+def test_a_run_that_was_broken_off_starts_anew(tmp_path):
+    study = write(tmp_path, "name: again\nseconds: 20\nconfigurations:\n  peer: {peer: PEER --best 20}\n")
+    left = tmp_path / "out" / "peer" / "seed-0"
+    left.mkdir(parents=True)
+    (left / "games.jsonl").write_text('{"return": 1.0, "total_steps": 1, "seconds": 1}\n' * 1000)
+    (left / "run").mkdir()
+    assert learning.main([str(study), "--out", str(tmp_path / "out")]) == 0
+    (run,) = json.loads((tmp_path / "out" / "study.json").read_text())["runs"]["peer"]
+    assert run["games"] == 300 and not (left / "run").exists()
+
+
 def test_a_peer_that_plays_nothing_is_named(tmp_path, capsys):
     study = write(tmp_path, "name: dead\nseconds: 20\nconfigurations:\n  dead: {peer: /bin/false}\n")
     assert learning.main([str(study), "--out", str(tmp_path / "out")]) == 1

@@ -77,6 +77,15 @@ def test_the_fast_preset_has_one_actor_that_plays_all_tasks():
     assert counts == dict.fromkeys(range(5), 3)
 
 
+@pytest.mark.parametrize(
+    ("settings", "count"), [((), 4), (("learner.ranks=6",), 6), (("learner.balance=frames",), 57), (("actor.num_actors=9",), 9)]
+)
+def test_the_fast_preset_has_as_few_actors_as_will_do(settings, count):
+    _, plan = plan_of("atari57", "preset=fast", *settings)
+    assert len(plan.actors) == count
+    assert {task for actor in plan.actors for task in actor.tasks} == set(range(57))
+
+
 def test_too_little_shared_memory_names_the_docker_flag(monkeypatch, tmp_path):
     run, plan = plan_of("toy", "actor.slots=4000000")
     with pytest.raises(ValueError, match=r"--shm-size=\d+g"):
