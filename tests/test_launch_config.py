@@ -12,6 +12,7 @@ from eval_runs import start_run
 from launch import multitask
 from launch.config import load_config, override_config, read_run, write_run
 from launch.settings import parse_overrides
+from tasks import environment
 
 ROOT = Path(__file__).parents[1]
 
@@ -221,11 +222,11 @@ def test_the_configuration_of_a_run_can_be_used_again(tmp_path):
         assert load_config(suite, tmp_path / suite / "config.yaml", []) == config
 
 
-def test_a_game_that_is_not_there_is_a_sentence_also_where_its_actions_are_asked_for(tmp_path, capsys):
-    path = tmp_path / "mine.yaml"
-    path.write_text("name: mine\nadapter: atari\ntasks: [{name: a, train_level: ponng}]\n", encoding="utf-8")
-    message = refused(capsys, "--suite", str(path), "--dry-run")
-    assert "ponng" in message and "pong" in message
+def test_without_ale_py_atari_is_refused_in_a_sentence(monkeypatch, capsys):
+    """Also where the games' own actions would be asked for before anything else."""
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    for suite in ("atari5", "atari57"):
+        assert "pip install -e '.[atari]'" in refused(capsys, "--suite", suite)
 
 
 @pytest.mark.parametrize(
