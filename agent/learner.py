@@ -154,8 +154,7 @@ class Learner:
         for epoch in range(self.reuse.epochs):
             parts = self._parts(batch, tasks, first)
             passes.append([self._update(*part, is_new=epoch == 0) for part in parts])
-            divergence = summarise(_sums(passes[-1]).sum(0)).get("kl_behaviour_target", 0.0)
-            if 0 < self.reuse.max_kl < divergence:
+            if self.reuse.max_kl and _divergence(passes[-1]) > self.reuse.max_kl:
                 break
         results = [result for each in passes for result in each]
         whole = [result for result in results if not result["skipped"]] or results
@@ -296,3 +295,8 @@ class Learner:
 def _sums(results: list[dict[str, Any]]) -> np.ndarray:
     """Sums per task over some updates."""
     return np.sum([result["task_sums"] for result in results], 0)
+
+
+def _divergence(results: list[dict[str, Any]]) -> float:
+    """Mean KL of the behaviour from the policy over some updates, in nats."""
+    return summarise(_sums(results).sum(0)).get("kl_behaviour_target", 0.0)

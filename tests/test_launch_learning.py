@@ -1,13 +1,16 @@
 """Studies: who runs, how long, what is drawn; with the real command and a peer of a few lines."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from launch import learning
+from launch import learning, multitask
+
+ROOT = Path(__file__).parents[1]
 
 PEER = """
 import argparse, json, sys, time
@@ -113,6 +116,21 @@ def test_a_wrong_study_is_refused(tmp_path, capsys, text, message):
     assert learning.main([str(write(tmp_path, text)), "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "launch" / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_studies_of_the_project_can_be_started(path, monkeypatch, capsys):
+    """Read, and each of our own configurations planned; peers live in environments of their own."""
+    monkeypatch.chdir(ROOT)
+    for name in ("SB3", "SF"):
+        monkeypatch.setenv(name, "python")
+    study = learning.read_study(path)
+    assert study.configurations
+    for one in study.configurations.values():
+        if one.settings:
+            assert multitask.main([*shlex.split(one.settings), "--dry-run"]) == 0, capsys.readouterr().err
+        else:
+            assert (ROOT / shlex.split(one.peer)[1]).is_file()
 
 
 def test_curves_are_means_over_the_last_hundred_games():
