@@ -76,8 +76,8 @@ class Host:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
                     stream.write(text)
-        logs = Path(tempfile.gettempdir()) / f"logs-of-{self._folder.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        places = {FILES: str(self._private), LOGS: str(logs)}
+        logs = tempfile.mkdtemp(prefix=f"logs-of-{self._folder.name}-{time.strftime('%Y%m%d-%H%M%S')}-")
+        places = {FILES: str(self._private), LOGS: logs}
         # -P: a file of the user's in the current folder must not hide one of ours.
         python = [sys.executable, "-P"]
         command = [*python, "-m", "launch.host", "--parent", str(os.getpid()), "--", *python]

@@ -1,11 +1,13 @@
 """Being a child process: end with the parent, stop on request, find the files shared with the others."""
 
 import ctypes
+import errno
 import faulthandler
 import fcntl
 import os
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -43,12 +45,22 @@ def hold(path: Path) -> IO[str]:
 
     Raises:
         InUseError: another process holds it; names that process.
+        ValueError: it is a link, or no file: what it leads to could be somebody's, and stays as it is.
     """
-    stream = path.open("a+", encoding="utf-8")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR):
+            raise
+        raise ValueError(f"{path} is a link or a folder instead of a lock: remove it") from error
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+        os.close(descriptor)
+        raise ValueError(f"{path} is another name of some file instead of a lock: remove it")
+    stream = os.fdopen(descriptor, "r+", encoding="utf-8")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        stream.seek(0)
         raise InUseError(f"process {stream.read().strip()} works on {path.parent} already: stop it first") from error
     stream.truncate(0)
     stream.write(str(os.getpid()))
@@ -61,8 +73,13 @@ def make_memory_folder(run_dir: Path) -> tuple[Path, IO[str]]:
     run and this process's id."""
     run_id = zlib.crc32(str(run_dir.resolve()).encode())
     remove_stale_folders()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{run_id:08x}-{os.getpid()}-", dir=memory_root()))
-    return folder, hold(folder / OWNER)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{run_id:08x}-{os.getpid()}-", dir=memory_root()))
+        try:
+            scratch_folder(folder).mkdir(mode=0o700)
+            return folder, hold(folder / OWNER)
+        except FileExistsError:  # somebody saw the name and was faster: nothing of ours goes there
+            folder.rmdir()
 
 
 def scratch_folder(memory: Path) -> Path:
@@ -81,16 +98,27 @@ def remove_stale_folders() -> None:
     """Remove folders of mapped files whose owner no longer lives, and what engines left of runs that are gone."""
     for folder in memory_root().glob(f"{PREFIX}*-*"):
         try:
+            if not _is_mine(folder):
+                continue
             if (folder / OWNER).exists():
                 hold(folder / OWNER).close()
             elif time.time() - folder.stat().st_mtime < START_SECONDS:
                 continue  # another run that is just starting
             remove_folders(folder)
-        except (OSError, InUseError):
-            continue  # it lives, or is another user's
+        except (OSError, ValueError):
+            continue  # it lives, or is gone meanwhile
     for scratch in Path(tempfile.gettempdir()).glob(f"{SCRATCH}{PREFIX}*"):
-        if not (memory_root() / scratch.name.removeprefix(SCRATCH)).exists():
+        if not (memory_root() / scratch.name.removeprefix(SCRATCH)).exists() and _is_mine(scratch):
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _is_mine(folder: Path) -> bool:
+    """Whether it is a folder, no link to one, of this user: these places are everybody's, and root could remove all."""
+    try:
+        about = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
 
 
 def follow_parent(parent: int, memory: Path, stop_signal: signal.Signals, grace_seconds: float = 8.0) -> None:

@@ -167,7 +167,7 @@ class Workers:
         worker.started, worker.before = time.monotonic(), worker.progress()
         scratch = scratch_folder(self.memory) / worker.name
         shutil.rmtree(scratch, ignore_errors=True)  # of the process before
-        scratch.mkdir(parents=True)
+        scratch.mkdir()
         # One compute thread: BLAS libraries read these when they are loaded.
         threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         arguments = [*worker.arguments, "--generation", str(worker.generation)]

@@ -84,7 +84,8 @@ class LevelCache:
         if size > self._max_bytes or not is_whole_zip(source):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("ab") as lock:
+        # A folder that several users share: no link of theirs is followed.
+        with os.fdopen(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "rb") as lock:
             if not _lock(lock.fileno()):
                 return
             self._make_room(size, kept)

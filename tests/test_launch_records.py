@@ -1,9 +1,6 @@
 """Records: what a line holds, what a resume cuts off, and what is never written."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,7 +8,6 @@ import pytest
 from agent.conflict import Conflict, Gradients
 from agent.learner import Counters
 from agent.unroll import UnrollSpec
-from launch import process
 from launch.display import Display, duration, plain_line
 from launch.records import Lines, TaskRecords, last_line, read_lines, scalars
 from launch.reporter import Reporter
@@ -183,29 +179,6 @@ def test_reading_while_it_is_written(tmp_path):
     path.write_bytes(b'{"a": 1}\n{"a"\n{"a": 2}\n')
     with pytest.raises(ValueError, match=r"line 2 of .*x\.jsonl"):
         list(read_lines(path))
-
-
-def test_mapped_files_of_dead_runs_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "memory_root", lambda: tmp_path)
-    mine, lock = process.make_memory_folder(tmp_path / "mine")
-    assert f"-{os.getpid()}-" in mine.name
-    dead, other = process.make_memory_folder(tmp_path / "dead")
-    for folder in (mine, dead):
-        process.scratch_folder(folder).mkdir()
-    other.close()  # as the kernel does when a process dies
-    starting = tmp_path / f"{process.PREFIX}0000-1-x"
-    starting.mkdir()
-    # Locks of one process do not exclude each other on every system, so another one looks.
-    code = f"from pathlib import Path; from launch import process; process.memory_root = lambda: Path({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", f"{code}; process.remove_stale_folders()"], check=True)
-    assert (mine.exists(), dead.exists(), starting.exists()) == (True, False, True)
-    assert (process.scratch_folder(mine).exists(), process.scratch_folder(dead).exists()) == (True, False)
-    process.remove_folders(mine)
-    assert not mine.exists() and not process.scratch_folder(mine).exists()
-    os.utime(starting, (0, 0))
-    process.remove_stale_folders()
-    assert not starting.exists()
-    lock.close()
 
 
 def test_durations():
