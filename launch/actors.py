@@ -12,6 +12,9 @@ if __name__ == "__main__":  # before the slow imports: an interrupt while they l
     for _number in (signal.SIGINT, signal.SIGTERM):
         # At once: an exception would abort the process where C++ code, such as torch's as it loads, calls Python.
         signal.signal(_number, lambda number, _: os._exit(128 + number))
+    from launch.screen import keep_descriptors
+
+    keep_descriptors()
 
 import argparse
 import secrets
@@ -25,6 +28,7 @@ import zmq
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.relay import RefusedError, greet
+from launch import screen
 from launch.checks import check_descriptors, check_memory, shared_bytes
 from launch.config import RunFiles, read_run, write_run
 from launch.plan import Plan
@@ -137,6 +141,7 @@ class Crew:
         """Play until told to stop. Returns the exit code of the command."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: self._interrupts.append(number))
+        screen.log_to(self.folder / "logs" / screen.LOG)
         log = RestartLog(self.folder)
         log.write({"event": "start"})
         memory, owner = make_memory_folder(self.folder)
@@ -204,4 +209,5 @@ class Report:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with screen.guarded():
+        sys.exit(main())

@@ -16,6 +16,9 @@ if __name__ == "__main__":  # before the slow imports: an interrupt while they l
     for _number in (signal.SIGINT, signal.SIGTERM):
         # At once: an exception would abort the process where C++ code, such as torch's as it loads, calls Python.
         signal.signal(_number, lambda number, _: os._exit(128 + number))
+    from launch.screen import keep_descriptors
+
+    keep_descriptors()
 
 import argparse
 import json
@@ -24,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import checkpoint
-from launch import cluster, series, torchrun
+from launch import cluster, screen, series, torchrun
 from launch.checks import check_machine, shared_bytes
 from launch.config import RunFiles
 from launch.learners import choose_device
@@ -248,4 +251,5 @@ def whole(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with screen.guarded():
+        sys.exit(main())

@@ -23,7 +23,7 @@ from agent.transport.board import Board, num_parameters
 from agent.transport.ledger import Ledger
 from agent.transport.listener import FIRST_REMOTE_ACTOR
 from agent.transport.ring import Ring
-from launch import services
+from launch import screen, services
 from launch.config import RunFiles, read_run
 from launch.inference import inference, open_mailboxes
 from launch.learners import choose_device
@@ -164,6 +164,7 @@ def main() -> int:
     parser.add_argument("--generation", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args()
+    screen.guard_logs()
     # Denormals make a learner's step half as slow again; each thread has its own flag, so before any other starts.
     torch.set_flush_denormal(True)
     tidies = arguments.role in ("learner", RELAY)

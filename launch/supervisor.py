@@ -12,6 +12,7 @@ from types import FrameType
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
+from launch import screen
 from launch.config import RunFiles
 from launch.inference import open_mailboxes
 from launch.plan import INFERENCE, ActorPlan, Plan
@@ -64,6 +65,7 @@ class Supervisor:
         """Everything from start to end; `show` is called a few times a second. Returns the exit code of the command."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
+        screen.log_to(self.run_dir / "logs" / screen.LOG)
         self.memory, self._owner = make_memory_folder(self.run_dir)
         self._workers: Workers | None = None
         try:
