@@ -11,11 +11,15 @@ from launch import screen
 
 # Prints a lot, then says on a channel of its own that it came to its end. Threads that hang must not hold it up.
 TALKER = """
+import os
 import sys
 from pathlib import Path
 from launch import screen
 screen.keep_descriptors()
 open_file = open(sys.argv[1] + ".other", "w")
+if sys.stdout is None:
+    for descriptor in range(3):
+        os.write(descriptor, b"as a library does")
 with screen.guarded():
     screen.log_to(Path(sys.argv[1]))
     for number in range(20000):
