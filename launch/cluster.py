@@ -21,7 +21,6 @@ from launch.posts import POLL_SECONDS, Post, connect, first_line, kill, make_hos
 from launch.ranks import rank_folder
 from launch.records import METRICS, Lines, last_line
 from launch.start import claim
-from launch.supervisor import STOP_SECONDS
 from launch.workers import MAX_BACKOFF_SECONDS, PATIENCE
 
 # Of every run on a cluster: all actors join it over the network. The port is chosen when the ranks have their places.
@@ -31,8 +30,7 @@ EVENTS, LOCK = "cluster.jsonl", "cluster.lock"
 TELL_SECONDS = 60.0
 # A group of actors that has lived so long counts as one that works.
 SETTLED_SECONDS = 120.0
-# A supervisor ends its learner within STOP_SECONDS, and then itself.
-RANK_STOP_SECONDS, GROUP_STOP_SECONDS = STOP_SECONDS + 5.0, 5.0
+GROUP_STOP_SECONDS = 5.0
 
 
 def train(run_dir: Path, run: RunFiles, is_default: bool) -> int:
@@ -125,8 +123,12 @@ class Driver:
         finally:
             marker.unlink(missing_ok=True)
             self._end([*self._groups.values()], GROUP_STOP_SECONDS)
-            self._end(self._ranks, RANK_STOP_SECONDS)
+            self._end(self._ranks, self._rank_stop_seconds())
             self._ranks, self._groups = [], {}
+
+    def _rank_stop_seconds(self) -> float:
+        """A supervisor ends its learner first, and then itself."""
+        return self.config.supervisor.stop_seconds + 5.0
 
     def _rank_needs(self) -> dict[str, int]:
         device = self.config.learner.device
@@ -167,14 +169,14 @@ class Driver:
             self._sleep(POLL_SECONDS)
             self._poll_ranks()
             if self._interrupts:
-                self._end(self._ranks, RANK_STOP_SECONDS)
+                self._end(self._ranks, self._rank_stop_seconds())
                 return 128 + self._interrupts[0]
             if all(rank.code == 0 for rank in self._ranks):
                 return 0
             failed = next((rank for rank in self._ranks if rank.fate is not None and rank.code != 0), None)
             if failed is not None:
                 # The others notice: they write what they have, and end by themselves.
-                self._await_end(self._ranks, self.config.distributed.timeout_seconds + RANK_STOP_SECONDS)
+                self._await_end(self._ranks, self.config.distributed.timeout_seconds + self._rank_stop_seconds())
                 return 2 if failed.code == 2 and not self._frames() else f"{failed.title} {failed.fate}"
             self._check_groups()
             self._fill_nodes()

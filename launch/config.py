@@ -57,13 +57,18 @@ class SupervisorSettings:
         silent_seconds: an actor or learner that gives no sign of life for so long is killed. Longer than the slowest reset.
         start_seconds: the same, from the start of a process to its first unroll.
         backoff_seconds: wait before a restart; doubles with each failure in a row, up to a minute.
-        max_start_failures: a worker that dies so often in a row without any work done (an actor: one unroll) ends the run.
+        sound_seconds: a worker that lived so long and did some work was sound: its failures before are forgotten.
+        max_start_failures: a worker that dies so often in a row ends the run; ten times as often if it has worked before.
+        stop_seconds: for the learner to write its checkpoint and end when the run is told to stop. Give the host's own limit
+            some seconds more: `docker stop -t`, Slurm's `--signal`.
     """
 
     silent_seconds: float = field(default=120.0, metadata={"min": 1})
     start_seconds: float = field(default=300.0, metadata={"min": 5})
     backoff_seconds: float = field(default=1.0, metadata={"min": 0})
+    sound_seconds: float = field(default=60.0, metadata={"min": 0})
     max_start_failures: int = field(default=3, metadata={"min": 1})
+    stop_seconds: float = field(default=120.0, metadata={"min": 1})
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def _is_mine(folder: Path) -> bool:
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
 
 
-def follow_parent(parent: int, memory: Path, stop_signal: signal.Signals, grace_seconds: float = 8.0) -> None:
+def follow_parent(parent: int, memory: Path, stop_signal: signal.Signals, grace_seconds: float) -> None:
     """Make this process end when its parent does: by `stop_signal`, and by force after `grace_seconds`; the run's mapped
     files go too. The kernel tells it at once on Linux; a thread that looks twice a second does everywhere."""
     if sys.platform == "linux":

@@ -160,6 +160,7 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--memory", type=Path, required=True, help="folder of the run's mapped files")
     parser.add_argument("--parent", type=int, required=True, help="process id of the supervisor")
+    parser.add_argument("--grace", type=float, required=True, help="seconds to end in when the supervisor is gone")
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--generation", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
@@ -168,7 +169,7 @@ def main() -> int:
     # Denormals make a learner's step half as slow again; each thread has its own flag, so before any other starts.
     torch.set_flush_denormal(True)
     tidies = arguments.role in ("learner", RELAY)
-    follow_parent(arguments.parent, arguments.memory, signal.SIGTERM if tidies else signal.SIGKILL)
+    follow_parent(arguments.parent, arguments.memory, signal.SIGTERM if tidies else signal.SIGKILL, arguments.grace)
     try:
         return play(arguments)
     finally:

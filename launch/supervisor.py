@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from agent import checkpoint
 from agent.network import Network
 from agent.transport.board import Board, num_parameters
 from agent.transport.ring import Ring
@@ -19,12 +20,12 @@ from launch.plan import INFERENCE, ActorPlan, Plan
 from launch.process import EXIT_STOPPED, make_memory_folder, remove_folders
 from launch.services import make_service, open_remote_rings
 from launch.status import Status, open_status
-from launch.workers import PIDS, RestartLog, Worker, Workers, describe_exit, kill_group, silent_for, spawn, tail
+from launch.workers import PIDS, RestartLog, Worker, Workers, describe_exit, kill_group, spawn, tail
 
 POLL_SECONDS = 0.1
-# A learner that was told to stop writes its checkpoint in this time, or is killed.
-STOP_SECONDS = 13.0
 FULL_DISK_BYTES = 2**20
+# A learner that hangs, or has lost another rank, has so long to end when the run is given up.
+LOST_SECONDS = 13.0
 # After one rank ended because of another, that one has so long to end, too, and be named.
 CULPRIT_SECONDS = 5.0
 
@@ -86,7 +87,7 @@ class Supervisor:
 
     def _start_learner(self, rank: int) -> subprocess.Popen[bytes]:
         arguments = ["learner", "--index", str(rank), *(["--resume"] if self.resume else [])]
-        return spawn(self.run_dir, self.memory, self._learner_log(rank), arguments)
+        return spawn(self.run_dir, self.memory, self._learner_log(rank), arguments, self.settings.stop_seconds)
 
     def _watch(self, show: Callable[[], None], workers: Workers) -> int:
         patient_until = 0.0
@@ -106,24 +107,22 @@ class Supervisor:
                     continue
             # One that was killed comes first: the others end because of it.
             for code, rank in sorted(zip(codes, self._ranks, strict=True), key=lambda one: one[0] or 0):
-                why = describe_exit(code) if code else self._silence(rank) if code is None else None
+                why = describe_exit(code) if code else self._silence(rank, workers) if code is None else None
                 if why is not None:
                     # Who ended because of another is not to blame, who has not ended since may be.
                     others = [str(rank) for code, rank in zip(codes, self._ranks, strict=True) if code is None]
                     if code == EXIT_STOPPED and others:
                         why += f" (rank {', '.join(others)} has not ended)"
-                    return self._give_up(self._learner_title(rank), why, self._learner_log(rank))
+                    return self._give_up(self._learner_title(rank), why, self._learner_log(rank), LOST_SECONDS)
             if (failure := workers.check()) is not None:
                 worker, why = failure
-                return self._give_up(worker.title, why, worker.name)
+                return self._give_up(worker.title, why, worker.name, self.settings.stop_seconds)
             time.sleep(POLL_SECONDS)
 
-    def _silence(self, rank: int) -> str | None:
+    def _silence(self, rank: int, workers: Workers) -> str | None:
         """Why a learner counts as hanging, if it does."""
-        heartbeat = self._status.heartbeat(self._status.learner_row(rank))
-        limit = self.settings.silent_seconds if heartbeat else self.settings.start_seconds
-        since = time.monotonic() - max(heartbeat, self._began)
-        return silent_for(since) if since > limit else None
+        row = self._status.learner_row(rank)
+        return workers.silence(row, self._began, is_starting=not self._status.heartbeat(row))
 
     def _learner_title(self, rank: int) -> str:
         return "the learner" if self.plan.num_ranks == 1 else f"learner rank {rank}"
@@ -137,17 +136,27 @@ class Supervisor:
     def _stop(self) -> int:
         """One Ctrl-C or SIGTERM: the learners write a checkpoint, then everything ends."""
         print("\nstopping: writing a checkpoint (once more to stop at once)", file=sys.stderr, flush=True)
-        if not self._end_learners():
-            print(f"stopped without a checkpoint: see {self.run_dir / 'logs'}", file=sys.stderr)
+        before = self._saved_at()
+        if not self._end_learners(self.settings.stop_seconds) and self._saved_at() == before:
+            why = (
+                "at once"
+                if len(self._interrupts) > 1
+                else f"it did not come within supervisor.stop_seconds={self.settings.stop_seconds:g}"
+            )
+            print(f"stopped without a checkpoint, {why}: see {self.run_dir / 'logs'}", file=sys.stderr)
         return 128 + self._interrupts[0]
 
-    def _end_learners(self) -> bool:
+    def _saved_at(self) -> int:
+        """When the newest checkpoint was written, 0 = there is none."""
+        return checkpoint.find(self.run_dir).stat().st_mtime_ns if checkpoint.exists(self.run_dir) else 0
+
+    def _end_learners(self, seconds: float) -> bool:
         """Let the learners write their checkpoint and end; whether they did. A second interrupt cuts that short."""
+        for learner in self._learners:  # first: to end hundreds of actors takes time
+            learner.terminate()
         if self._workers is not None:
             self._workers.kill()
-        for learner in self._learners:
-            learner.terminate()
-        deadline = time.monotonic() + STOP_SECONDS
+        deadline = time.monotonic() + seconds
         while (
             any(learner.poll() is None for learner in self._learners)
             and len(self._interrupts) < 2
@@ -156,9 +165,9 @@ class Supervisor:
             time.sleep(0.05)
         return all(learner.poll() in (0, EXIT_STOPPED) for learner in self._learners)
 
-    def _give_up(self, who: str, why: str, log: str) -> int:
+    def _give_up(self, who: str, why: str, log: str, seconds: float) -> int:
         path = self.run_dir / "logs" / f"{log}.log"
-        self._end_learners()
+        self._end_learners(seconds)
         free = shutil.disk_usage(self.run_dir).free
         full = f" (the disk of {self.run_dir} is full: {free:,} bytes are free)" if free < FULL_DISK_BYTES else ""
         print(f"\n{tail(path)}\nthe run ends: {who} {why}{full}; its log is {path}", file=sys.stderr)

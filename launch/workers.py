@@ -1,5 +1,6 @@
 """Workers: roles that are replaced when they die or hang (actors and services), each started as a command line."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from launch.config import SupervisorSettings
 from launch.process import EXIT_REFUSED, EXIT_STOPPED, scratch_folder
 from launch.records import RESTARTS, Lines, read_lines
@@ -21,6 +24,8 @@ PIDS = "pids.json"
 MAX_BACKOFF_SECONDS = 60.0
 # A worker that has worked before may fail so many times more often: an outage of minutes must not end a run of days.
 PATIENCE = 10
+# Share of silent_seconds. After a longer gap between two looks at the processes this one was asleep, and so were they.
+ASLEEP = 0.25
 
 
 @dataclass
@@ -99,6 +104,7 @@ class Workers:
         self.folder, self.memory, self.workers = folder, memory, list(workers)
         self._status, self._settings, self._log = status, settings, log
         self._pids: dict[str, Any] = {}
+        self._looked = self._awake_since = time.monotonic()
 
     def start(self) -> None:
         """Start all."""
@@ -108,6 +114,10 @@ class Workers:
 
     def check(self) -> tuple[Worker, str] | None:
         """Replace who is dead or silent; returns whose failure ends the run, and why, if anyone has to."""
+        now = time.monotonic()
+        if now - self._looked > ASLEEP * self._settings.silent_seconds:
+            self._awake_since = now
+        self._looked = now
         for worker in self.workers:
             if worker.process is None:
                 if time.monotonic() >= worker.due:
@@ -115,6 +125,13 @@ class Workers:
             elif (failure := self._check(worker)) is not None:
                 return worker, failure
         return None
+
+    def silence(self, row: int, started: float, is_starting: bool) -> str | None:
+        """Why the process of this row of the status table, which was started then, counts as hanging, if it does. Nobody can
+        give a sign of life while the whole run is paused: the clocks start again after that."""
+        limit = self._settings.start_seconds if is_starting else self._settings.silent_seconds
+        since = time.monotonic() - max(self._status.heartbeat(row), started, self._awake_since)
+        return silent_for(since) if since > limit else None
 
     def kill(self) -> None:
         """End all at once."""
@@ -141,7 +158,9 @@ class Workers:
             return None
         kill_group(worker.process)
         worker.process = None
-        worker.failures = 1 if progress > worker.before else worker.failures + 1
+        lived = time.monotonic() - worker.started
+        is_sound = progress > worker.before and lived >= self._settings.sound_seconds
+        worker.failures = 1 if is_sound else worker.failures + 1
         detail = last_words(self.folder / "logs" / f"{worker.name}.log")
         self._log.write({"event": "restart", **worker.record, "reason": reason, "last_line": detail})
         # Its own, also if others die before it is started again: seeds hang on it.
@@ -149,18 +168,22 @@ class Workers:
         if code == EXIT_REFUSED:
             return reason
         limit = self._settings.max_start_failures * (PATIENCE if progress else 1)
-        if worker.failures >= limit and progress == worker.before:
-            return f"{reason}, {worker.failures} times in a row without any work done"
-        worker.due = time.monotonic() + min(self._settings.backoff_seconds * 2 ** (worker.failures - 1), MAX_BACKOFF_SECONDS)
+        if worker.failures >= limit and not is_sound:
+            return f"{reason}, {worker.failures} times in a row soon after its start"
+        pause = min(self._settings.backoff_seconds * 2 ** (worker.failures - 1), MAX_BACKOFF_SECONDS)
+        print(f"{worker.title} {reason}, starts again in {pause:.0f} s: {detail}", flush=True)
+        worker.due = time.monotonic() + pause
         self._status.restarts += 1
         return None
 
     def _silence(self, worker: Worker) -> str | None:
         """Why a worker counts as hanging, if it does."""
-        starting = self._status.table()[worker.row, FIELDS.index("steps")] == 0
-        limit = self._settings.start_seconds if starting else self._settings.silent_seconds
-        since = time.monotonic() - max(self._status.heartbeat(worker.row), worker.started)
-        return silent_for(since) if since > limit else None
+        assert worker.process is not None
+        is_starting = self._status.table()[worker.row, FIELDS.index("steps")] == 0
+        # A start may take minutes, but not while it is stopped.
+        with contextlib.suppress(psutil.Error):
+            is_starting = is_starting and psutil.Process(worker.process.pid).status() != psutil.STATUS_STOPPED
+        return self.silence(worker.row, worker.started, is_starting)
 
     def _start(self, worker: Worker) -> None:
         self._status.clear(worker.row)
@@ -171,7 +194,8 @@ class Workers:
         # One compute thread: BLAS libraries read these when they are loaded.
         threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         arguments = [*worker.arguments, "--generation", str(worker.generation)]
-        worker.process = spawn(self.folder, self.memory, worker.name, arguments, {"TMPDIR": str(scratch), **threads})
+        variables = {"TMPDIR": str(scratch), **threads}
+        worker.process = spawn(self.folder, self.memory, worker.name, arguments, self._settings.stop_seconds, variables)
 
 
 def next_generation(folder: Path) -> int:
@@ -183,12 +207,18 @@ def next_generation(folder: Path) -> int:
 
 
 def spawn(
-    folder: Path, memory: Path, name: str, arguments: Sequence[str], variables: dict[str, str] | None = None
+    folder: Path,
+    memory: Path,
+    name: str,
+    arguments: Sequence[str],
+    stop_seconds: float,
+    variables: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a role in a process group of its own (Ctrl-C reaches the supervisor only); its output goes to a log in `folder`."""
     # -P: a file of the user's in the current folder must not hide one of ours.
     command = [sys.executable, "-P", "-m", "launch.roles", *arguments]
     command += ["--run-dir", str(folder), "--memory", str(memory), "--parent", str(os.getpid())]
+    command += ["--grace", str(stop_seconds)]
     environment = {**os.environ, **(variables or {})}
     with (folder / "logs" / f"{name}.log").open("ab") as log:
         return subprocess.Popen(

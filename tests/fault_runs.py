@@ -243,7 +243,7 @@ def numbered(folder: Path, seed: int) -> list[str]:
         "--preset", "published", "actor.num_envs=8", f"actor.unroll_length={LENGTH}", "learner.batch_size=8",
         "network.torso=small", "network.hidden_size=256", "network.core_size=256", "checkpoint.every_seconds=1",
         "debug.dump_unrolls=1000000", "supervisor.silent_seconds=20", "supervisor.start_seconds=120",
-        "supervisor.max_start_failures=1000", "supervisor.backoff_seconds=0.1",
+        "supervisor.max_start_failures=1000", "supervisor.backoff_seconds=0.1", "supervisor.sound_seconds=0",
     ]  # fmt: skip
 
 

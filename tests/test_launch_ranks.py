@@ -141,7 +141,7 @@ def test_a_rank_that_hangs_is_named(
 ) -> None:
     """Rank 0 has ended because it waited in vain: the last line says for whom."""
     monkeypatch.setattr(supervisor, "CULPRIT_SECONDS", 0.1)
-    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor, "LOST_SECONDS", 0.1)
     run, plan = plan_of("toy", "actor.num_actors=2", "learner.ranks=2")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "learner-0.log").write_text("learner rank 1 is gone or did not answer for 60 s", encoding="utf-8")

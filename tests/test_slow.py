@@ -35,7 +35,12 @@ def test_toy_suite_within_two_minutes_of_wall_time(tmp_path, seed):
 def test_actors_killed_and_stopped_a_hundred_times(tmp_path):
     run_dir = tmp_path / "run"
     rng = random.Random(1)
-    settings = ["supervisor.silent_seconds=6", "supervisor.start_seconds=20", "supervisor.max_start_failures=1000"]
+    settings = [
+        "supervisor.silent_seconds=6",
+        "supervisor.start_seconds=20",
+        "supervisor.max_start_failures=1000",
+        "supervisor.sound_seconds=0",
+    ]
     with started(
         "--suite", "toy", "--run-dir", str(run_dir), "total_frames=1000000000", *settings, *PAIR, output=DEVNULL
     ) as process:

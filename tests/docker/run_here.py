@@ -96,7 +96,7 @@ def try_run(image: str) -> None:
     run_dir = folder(RUNS) / "try"
     train(image, "--suite", "toy", "--run-dir", "runs/try", "--total-frames", "1e9", "actor.num_actors=4", "actor.num_envs=8",
           "learner.batch_size=8", "log.every_seconds=1", "supervisor.backoff_seconds=0",
-          "supervisor.max_start_failures=1000")  # fmt: skip
+          "supervisor.max_start_failures=1000", "supervisor.sound_seconds=0")  # fmt: skip
     wait_for(lambda: updates(run_dir))
     health = podman("healthcheck", "run", NAME)
     check(
