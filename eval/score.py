@@ -14,6 +14,7 @@ from eval.report import Report, make_report
 from eval.sides import Side
 from eval.sources import baseline_side, subject_side
 from eval.write import write
+from launch import screen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +56,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--suite", help="of RETURNS.json or --published: a name or a YAML file")
     parser.add_argument("--score-table", default="", metavar="T", help="random and human scores (default the suite's)")
     parser.add_argument("--margin", type=points, metavar="P", help="points that a task may lose (default 5)")
+    parser.add_argument("--trust", action="store_true", help="run the environments' code that the run's folder names")
     parser.add_argument("--allow-missing", action="store_true", help="aggregate although tasks have no episode")
     parser.add_argument("--force", action="store_true", help="compare what does not mean the same; the report says so")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write report.json, .csv, .md and .html there")
@@ -156,4 +158,5 @@ def check_comparable(side: Side, baseline: Side, force: bool) -> list[str]:
 
 
 if __name__ == "__main__":
+    screen.show_any_letter()
     sys.exit(main())

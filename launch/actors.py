@@ -47,6 +47,12 @@ ANSWER_SECONDS = 60.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Exit code 1 failed, 2 refused before anything started, 130 or 143 interrupted."""
     options = parse(arguments)
+    with screen.guarded():
+        return play(options)
+
+
+def play(options: argparse.Namespace) -> int:
+    """The command, parsed. Exit codes as `main`."""
     folder = options.folder or Path("runs") / f"actors-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         if not 1 <= options.actors <= MAX_ACTORS:
@@ -209,5 +215,4 @@ class Report:
 
 
 if __name__ == "__main__":
-    with screen.guarded():
-        sys.exit(main())
+    sys.exit(main())

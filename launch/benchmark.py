@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.device import allow_tf32
-from launch import scaling
+from launch import scaling, screen
 from launch.config import RunFiles, load_config, suite_of
 from launch.learners import choose_device
 from launch.plan import make_plan, network_spec
@@ -239,4 +239,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    screen.show_any_letter()
     sys.exit(main())

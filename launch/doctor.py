@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from launch import screen
 from launch.checks import check_descriptors, check_disk, check_memory, megabytes, shared_bytes
 from launch.config import Config, RunFiles, load_config, suite_of
 from launch.learners import choose_device
@@ -221,4 +222,5 @@ def speed(run: RunFiles, plan: Plan, environment_seconds: float) -> Row:
 
 
 if __name__ == "__main__":
+    screen.show_any_letter()
     sys.exit(main())

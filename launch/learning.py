@@ -27,6 +27,7 @@ import numpy as np
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from launch import screen
 from launch.config import RESOLVED_FILE, read_run
 from launch.records import EPISODES, read_lines
 from launch.settings import first_line, read_yaml
@@ -292,4 +293,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    screen.show_any_letter()
     sys.exit(main())

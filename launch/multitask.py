@@ -21,6 +21,7 @@ if __name__ == "__main__":  # before the slow imports: an interrupt while they l
     keep_descriptors()
 
 import argparse
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +42,13 @@ from tasks.environment import check_suite
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Exit code 0 done, 1 failed, 2 refused before anything started, 130 or 143 interrupted."""
     options = parse(arguments)
+    screen.show_any_letter()
+    with contextlib.nullcontext() if options.dry_run else screen.guarded():  # a plan may be read with `less`
+        return train(options)
+
+
+def train(options: argparse.Namespace) -> int:
+    """The command, parsed. Exit codes as `main`."""
     try:
         place = find_place(os.environ)
         if place is not None:
@@ -251,5 +259,4 @@ def whole(text: str) -> str:
 
 
 if __name__ == "__main__":
-    with screen.guarded():
-        sys.exit(main())
+    sys.exit(main())

@@ -182,7 +182,10 @@ def play(arguments: argparse.Namespace) -> int:
     if arguments.role == "learner":
         return learner(arguments.run_dir, arguments.memory, arguments.index, arguments.resume)
     if arguments.role == "actor":
-        return actor(arguments.run_dir, arguments.memory, arguments.index, arguments.generation)
+        try:
+            return actor(arguments.run_dir, arguments.memory, arguments.index, arguments.generation)
+        except SystemExit as error:  # its code would be taken for one of ours
+            raise RuntimeError(f"an environment called sys.exit({error.code!r})") from error
     if arguments.role == INFERENCE:
         return inference(arguments.run_dir, arguments.memory)
     return service(arguments.run_dir, arguments.memory)

@@ -137,6 +137,13 @@ class _Output(io.TextIOBase):
         return len(text)
 
 
+def show_any_letter() -> None:
+    """What the terminal's encoding lacks is printed as an escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def guard_logs() -> None:
     """The same for a process whose output goes to a log file."""
     sys.stdout, sys.stderr = (_Output(stream, _Log(stream.fileno())) for stream in (sys.stdout, sys.stderr))
@@ -148,7 +155,7 @@ def guarded() -> Iterator[None]:
     before = sys.stdout, sys.stderr
     writers: dict[tuple[int, int], _Writer] = {}
     for name, stream in zip(("stdout", "stderr"), before, strict=True):
-        if stream is None:  # it is closed, and print writes nowhere
+        if not isinstance(stream, io.TextIOWrapper):  # closed, so print writes nowhere; or in memory
             continue
         stream.flush()
         about = os.fstat(stream.fileno())

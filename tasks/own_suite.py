@@ -95,7 +95,7 @@ def make_environment(suite: Suite, task: Task, level: str, seed: int) -> Any:
     function = _find(suite, task, level)
     try:
         return function(seed=seed, **task.env_kwargs)
-    except Exception as error:  # whatever a user's function raises
+    except (Exception, SystemExit) as error:  # whatever a user's function raises
         raise ValueError(f"env of task {task.name}: {level} failed: {type(error).__name__}: {error}") from error
 
 
@@ -107,7 +107,7 @@ def _find(suite: Suite, task: Task, level: str) -> Callable[..., Any]:
     module_name, _, function_name = level.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a syntax error in the user's module as well
+    except (Exception, SystemExit) as error:  # a syntax error in the user's module as well
         raise ValueError(
             f"env of task {task.name}: {level!r} cannot be imported ({type(error).__name__}: {error}), "
             "put the module beside the YAML file, into the current folder, or install it"

@@ -118,3 +118,8 @@ def make_continuous(seed: int) -> gymnasium.Env[Any, Any]:
 def make_nothing(seed: int) -> str:
     """No environment at all."""
     return "nothing"
+
+
+def make_exit(seed: int) -> Fixed:
+    """Ends the program, as a script does that was meant to be run by itself."""
+    raise SystemExit(7)

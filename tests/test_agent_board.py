@@ -45,6 +45,21 @@ def test_every_parameter_arrives_bit_for_bit(boards: tuple[Board, Board]) -> Non
         assert torch.equal(sent, received), name
 
 
+def test_buffers_travel_too_and_what_cannot_is_refused(tmp_path: Path) -> None:
+    """A network with BatchNorm: actors must not play with another one than the learner's."""
+    source, target = (torch.nn.BatchNorm1d(3, dtype=torch.float32) for _ in range(2))
+    with pytest.raises(ValueError, match=r"num_batches_tracked is torch\.int64.*persistent=False"):
+        num_parameters(source)
+    for layer in (source, target):
+        layer.num_batches_tracked = None
+    source(torch.randn(8, 3) + 5)
+    board = Board(tmp_path / "with-buffers", num_parameters(source), create=True)
+    board.publish(source, 1, 8)
+    board.read(target)
+    assert source.running_mean is not None and source.running_mean.abs().sum() > 0
+    assert torch.equal(source.running_mean, target.running_mean) and torch.equal(source.running_var, target.running_var)
+
+
 def test_the_newest_wins(boards: tuple[Board, Board]) -> None:
     """A late reader gets the newest, not the backlog; every publication is seen at once."""
     network, copy = reference.make_network(SPEC), reference.make_network(SPEC)

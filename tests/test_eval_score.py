@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from eval import metrics, score
 from eval_runs import TINY, main, read_report, save_checkpoint, start_run
@@ -149,6 +150,27 @@ def test_games_are_played_with_a_checkpoint_whatever_the_number_of_environments(
     assert report["identity"]["split"] == "train" and report["identity"]["seed"] == 5
     assert report["identity"]["parameter_hash"] != identity["parameter_hash"]
     assert report["tasks"] != tasks
+
+
+def test_code_that_a_run_folder_names_is_not_run_unless_the_user_says_so(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As somebody else's folder might."""
+    run_dir = shutil.copytree(run_dir, tmp_path / "theirs")
+    (tmp_path / "evil_worlds.py").write_text("from pathlib import Path\nPath(__file__ + '.ran').touch()\n", encoding="utf-8")
+    resolved = yaml.safe_load((run_dir / "resolved.yaml").read_text(encoding="utf-8"))
+    resolved["suite"] |= {"adapter": "custom", "import_path": str(tmp_path)}
+    for task in resolved["suite"]["tasks"]:
+        task |= {"train_level": "evil_worlds:make", "test_level": "evil_worlds:make"}
+    (run_dir / "resolved.yaml").write_text(yaml.safe_dump(resolved), encoding="utf-8")
+    ran = tmp_path / "evil_worlds.py.ran"
+    assert main(capsys, run_dir)[0] == 0
+    code, _, err = main(capsys, run_dir, "--episodes", "1")
+    assert code == 2 and f"evil_worlds:make in {tmp_path}" in err and "add --trust" in err
+    assert not ran.exists()
+    code, _, err = main(capsys, run_dir, "--episodes", "1", "--trust")
+    assert code == 2 and "evil_worlds has no make" in err
+    assert ran.exists(), "the test shows nothing if nothing could run"
 
 
 def test_another_score_table_changes_the_report_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

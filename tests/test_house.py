@@ -14,9 +14,9 @@ ALLOWED = {
     "agent": ("agent",),
     "tasks": ("tasks",),
     "launch": ("launch", "agent", "tasks"),
-    "eval": ("eval", "agent", "tasks", "launch.config", "launch.records", "launch"),
+    "eval": ("eval", "agent", "tasks", "launch.config", "launch.records", "launch.screen", "launch"),
 }
-LAUNCH_FOR_EVAL = {"config", "records"}
+LAUNCH_FOR_EVAL = {"config", "records", "screen"}
 
 
 def imports(path: Path) -> list[tuple[str, list[str]]]:

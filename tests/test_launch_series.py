@@ -232,7 +232,7 @@ def test_a_task_without_instructions_learns_beside_those_of_its_suite(tmp_path):
     assert unroll["log_probs"].shape == (17, 4) and unroll["action"].max() < 3
     run = resumed_run(parent / "plain", None, ["total_frames=400"])
     assert run.network == read_run(parent / "plain").network
-    assert score.main([str(parent / "plain"), "--episodes", "2"]) == 0
+    assert score.main([str(parent / "plain"), "--episodes", "2", "--trust"]) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

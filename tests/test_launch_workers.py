@@ -1,5 +1,6 @@
 """Replacing workers: when, how often, and which generation, and so which seeds, a start has."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -10,8 +11,9 @@ import psutil
 import pytest
 
 import runs
-from launch import workers
+from launch import roles, workers
 from launch.config import SupervisorSettings
+from launch.process import EXIT_REFUSED
 from launch.records import read_lines
 from launch.status import Status
 from launch.workers import PATIENCE, RestartLog, Worker, Workers
@@ -146,3 +148,9 @@ def test_a_start_may_take_long_but_not_while_it_is_stopped(make_crew, is_stopped
         crew.now += 2
         crew.workers.check()
     assert len(crew.started) == 1 + is_stopped
+
+
+def test_an_environment_that_calls_sys_exit_is_no_refusal_of_ours(monkeypatch):
+    monkeypatch.setattr(roles, "actor", lambda *_: sys.exit(EXIT_REFUSED))
+    with pytest.raises(RuntimeError, match=rf"an environment called sys.exit\({EXIT_REFUSED}\)"):
+        roles.play(argparse.Namespace(role="actor", run_dir="", memory="", index=0, generation=0))

@@ -183,6 +183,7 @@ def test_tasks_without_instruction_get_empty_ones() -> None:
         (["make_counting", "make_too_bright"], "t1 are float32"),
         (["make_continuous"], "t0: its actions are Box"),
         (["make_nothing"], "t0: it returned str"),
+        (["make_exit"], r"t0: my_envs:make_exit failed: SystemExit: 7"),
     ],
 )
 def test_suites_that_do_not_fit(functions: list[str], message: str) -> None:

@@ -19,10 +19,19 @@ _NOTHING = -1
 
 
 def posted_tensors(network: nn.Module) -> list[torch.Tensor]:
-    """What a checkpoint holds, in order: parameters, and the buffers that belong to them."""
-    tensors = list(network.state_dict().values())
-    assert all(tensor.dtype == torch.float32 for tensor in tensors), "the board holds float32 only"
-    return tensors
+    """What a checkpoint holds, in order: parameters, and the buffers that belong to them, such as BatchNorm's statistics.
+
+    Raises:
+        ValueError: one is not float32: actors would play with another network than the learner's.
+    """
+    tensors = network.state_dict()
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32:
+            raise ValueError(
+                f"the network's {name} is {tensor.dtype}, actors are sent float32 only: make it float32, or register it with "
+                "persistent=False if actors do not need it"
+            )
+    return list(tensors.values())
 
 
 class Posted(NamedTuple):
