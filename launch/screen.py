@@ -155,10 +155,11 @@ def guarded() -> Iterator[None]:
     before = sys.stdout, sys.stderr
     writers: dict[tuple[int, int], _Writer] = {}
     for name, stream in zip(("stdout", "stderr"), before, strict=True):
-        if not isinstance(stream, io.TextIOWrapper):  # closed, so print writes nowhere; or in memory
+        try:
+            stream.flush()
+            about = os.fstat(stream.fileno())
+        except (AttributeError, io.UnsupportedOperation):  # closed, so print writes nowhere; or in memory
             continue
-        stream.flush()
-        about = os.fstat(stream.fileno())
         # Both are one terminal, or one file, most of the time: then what they show keeps its order.
         key = about.st_dev, about.st_ino
         if key not in writers:
