@@ -7,6 +7,7 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ class _Notes:
 
     def __init__(self) -> None:
         self._path: Path | None = None
-        self._lines: list[str] = []
+        self._lines: deque[str] = deque()
 
     def log_to(self, path: Path) -> None:
         """Append notes there from now on."""
@@ -47,8 +48,8 @@ class _Notes:
             return
         try:
             with self._path.open("a", encoding="utf-8") as stream:
-                stream.writelines(self._lines)
-            self._lines.clear()
+                while self._lines:  # another thread may add some meanwhile
+                    stream.write(self._lines.popleft())
         except OSError:
             return  # a full disk ends the run by a clearer sentence than this one's
 
