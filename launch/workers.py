@@ -114,10 +114,6 @@ class Workers:
 
     def check(self) -> tuple[Worker, str] | None:
         """Replace who is dead or silent; returns whose failure ends the run, and why, if anyone has to."""
-        now = time.monotonic()
-        if now - self._looked > ASLEEP * self._settings.silent_seconds:
-            self._awake_since = now
-        self._looked = now
         for worker in self.workers:
             if worker.process is None:
                 if time.monotonic() >= worker.due:
@@ -129,8 +125,12 @@ class Workers:
     def silence(self, row: int, started: float, is_starting: bool) -> str | None:
         """Why the process of this row of the status table, which was started then, counts as hanging, if it does. Nobody can
         give a sign of life while the whole run is paused: the clocks start again after that."""
+        now = time.monotonic()
+        if now - self._looked > ASLEEP * self._settings.silent_seconds:
+            self._awake_since = now
+        self._looked = now
         limit = self._settings.start_seconds if is_starting else self._settings.silent_seconds
-        since = time.monotonic() - max(self._status.heartbeat(row), started, self._awake_since)
+        since = now - max(self._status.heartbeat(row), started, self._awake_since)
         return silent_for(since) if since > limit else None
 
     def kill(self) -> None:

@@ -231,7 +231,7 @@ def nothing_left(run: Run, seconds: float) -> float:
     return time.monotonic() - began
 
 
-def numbered(folder: Path, seed: int) -> list[str]:
+def numbered(folder: Path, seed: int, silent_seconds: int = 20) -> list[str]:
     """Arguments of a run with numbered environments; a network large enough for a save that a kill can hit."""
     (folder / "witness").mkdir(parents=True)
     (folder / "fault_envs.py").write_bytes((Path(__file__).parent / "fault_envs.py").read_bytes())
@@ -242,11 +242,11 @@ def numbered(folder: Path, seed: int) -> list[str]:
         "--suite", str(folder / "suite.yaml"), "--seed", str(seed), ENDLESS, "environment.probe=false", *QUIET,
         "--preset", "published", "actor.num_envs=8", f"actor.unroll_length={LENGTH}", "learner.batch_size=8",
         "network.torso=small", "network.hidden_size=256", "network.core_size=256", "checkpoint.every_seconds=1",
-        "debug.dump_unrolls=1000000", "supervisor.silent_seconds=20", "supervisor.start_seconds=120",
+        "debug.dump_unrolls=1000000", f"supervisor.silent_seconds={silent_seconds}", "supervisor.start_seconds=120",
         "supervisor.max_start_failures=1000", "supervisor.backoff_seconds=0.1", "supervisor.sound_seconds=0",
     ]  # fmt: skip
 
 
-def numbered_run(folder: Path, seed: int, *more: str) -> Run:
+def numbered_run(folder: Path, seed: int, *more: str, silent_seconds: int = 20, prefix: Sequence[str] = ()) -> Run:
     """Two actors of eight numbered environments."""
-    return Run(folder, [*numbered(folder, seed), "actor.num_actors=2", *more], Oracle().check)
+    return Run(folder, [*numbered(folder, seed, silent_seconds), "actor.num_actors=2", *more], Oracle().check, prefix=prefix)

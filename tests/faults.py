@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from fault_host_rows import HOST_ROWS
 from fault_ledger import FAULTS
 from fault_own_rows import OWN_ROWS
 from fault_remote_rows import REMOTE_ROWS
@@ -19,7 +20,7 @@ from fault_rows import LOCAL_ROWS
 from fault_runs import Result
 from fault_shop import Shop, as_json
 
-ROWS = (*LOCAL_ROWS, *OWN_ROWS, *REMOTE_ROWS)
+ROWS = (*LOCAL_ROWS, *HOST_ROWS, *OWN_ROWS, *REMOTE_ROWS)
 LEGEND = """\
 consumed = unrolls that the learner took; kept = those that the checkpoint counts; rolled back = consumed after the last
 checkpoint of a learner that was killed; unread = committed when the learner was gone. Of other machines, dropped = while they

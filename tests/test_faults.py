@@ -20,7 +20,16 @@ from faults import ROWS
 
 LENGTH, BATCH = 5, 2
 # For every change, two runs' time; the other rows of the short form, minutes of them, are behind the marker `slow`.
-QUICK_ROWS = ("actors killed", "relay killed", "listener killed", "fuzz with key", "fuzz without key")
+QUICK_ROWS = (
+    "actors killed",
+    "trap laid",
+    "screen gone",
+    "run paused",
+    "relay killed",
+    "listener killed",
+    "fuzz with key",
+    "fuzz without key",
+)
 LINE = ("return", "frames", "steps", "policy_version", "actor")
 
 

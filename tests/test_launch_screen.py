@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 
 import runs
-from agent import checkpoint
-from launch import screen
 
 # Prints a lot, then says on a channel of its own that it came to its end. Threads that hang must not hold it up.
 TALKER = """
@@ -99,15 +97,3 @@ sys.exit(7)
 """
     with Path("/dev/full").open("wb") as full:
         assert subprocess.run([sys.executable, "-c", code], stdout=full, cwd=runs.ROOT, timeout=60).returncode == 7
-
-
-def test_a_run_goes_on_to_its_end_when_its_screen_is_gone(tmp_path):
-    """As under `| head -1`."""
-    arguments = ("--suite", "toy", "--run-dir", str(tmp_path / "run"), "--total-frames", "20000", *runs.QUICK)
-    process = subprocess.Popen(runs.command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith(b"run ")
-    process.stdout.close()
-    assert process.wait(120) == 0
-    assert checkpoint.load(tmp_path / "run")["counters"]["frames"] >= 20000
-    assert "Broken pipe" in (tmp_path / "run" / "logs" / screen.LOG).read_text()
