@@ -15,7 +15,7 @@ docker run IMAGE COMMAND ...
 COMMAND --help tells more.
 
 Runs are written to /data/runs, DeepMind Lab's maps to /data/cache: mount a volume on each. A run needs shared memory
-(--shm-size=8g; it says beforehand how much) and, for GPUs, --gpus all. `docker stop -t 60` writes a checkpoint; continue
+(--shm-size=8g; it says beforehand how much) and, for GPUs, --gpus all. `docker stop -t 150` writes a checkpoint; continue
 with train --resume runs/NAME.
 TEXT
 }
