@@ -85,12 +85,8 @@ def load_run(args: argparse.Namespace, path: Path, wanted: Suite | None = None) 
         data = RunData(str(path), training, suite.task_names, run.config.seed, budget, folder, {}, settings, shown)
         return LoadedRun(suite, identity, data)
     played_suite = suite if wanted is None else _cut(suite, wanted)
-    if suite.adapter == "custom" and not args.trust:
-        places = ", ".join(sorted({task.test_level for task in played_suite.tasks}))
-        raise ValueError(
-            f"{folder} names environments of its own: {places} in {suite.import_path or 'the installed packages'}. To play "
-            "games this code is run: add --trust if you trust who made the folder"
-        )
+    if not args.trust:
+        _refuse_own_code(folder, played_suite)
     seed, split, num_envs = args.seed or 0, args.split or "test", args.num_envs or NUM_ENVS
     checkpoint_file = path if path.is_file() else file
     device = args.device or "cpu"
@@ -116,6 +112,16 @@ def load_run(args: argparse.Namespace, path: Path, wanted: Suite | None = None) 
     tasks = played_suite.task_names
     data = RunData(str(path), played.returns, tasks, run.config.seed, budget, folder, training, settings, shown)
     return LoadedRun(suite if wanted is None else played_suite, identity, data)
+
+
+def _refuse_own_code(folder: Path, suite: Suite) -> None:
+    """ValueError where playing would run code that a folder names, which may be a stranger's."""
+    if suite.adapter == "custom":
+        places = ", ".join(sorted({task.test_level for task in suite.tasks}))
+        raise ValueError(
+            f"{folder} names environments of its own: {places} in {suite.import_path or 'the installed packages'}. To play "
+            "games this code is run: add --trust if you trust who made the folder"
+        )
 
 
 def _cut(suite: Suite, wanted: Suite) -> Suite:

@@ -87,13 +87,17 @@ class _Writer:
     def _run(self) -> None:
         while (text := self._texts.get()) is not None:
             try:
-                # Not through sys.stdout: a lock of it that is held for ever would abort the interpreter as it ends.
-                while text:
-                    text = text[os.write(self._descriptor, text) :]
+                _write_all(self._descriptor, text)
             except OSError as error:
                 self._is_open = False
                 _notes.add(f"nothing is shown any more ({error.strerror}), the run goes on")
                 return
+
+
+def _write_all(descriptor: int, text: bytes) -> None:
+    """Not through sys.stdout: a lock of it that is held for ever would abort the interpreter as it ends."""
+    while text:
+        text = text[os.write(descriptor, text) :]
 
 
 class _Log:
@@ -105,8 +109,7 @@ class _Log:
     def write(self, text: bytes) -> None:
         """All of it, or what finds room."""
         with contextlib.suppress(OSError):
-            while text:
-                text = text[os.write(self._descriptor, text) :]
+            _write_all(self._descriptor, text)
 
 
 class _Output(io.TextIOBase):

@@ -147,8 +147,9 @@ class Supervisor:
         return 128 + self._interrupts[0]
 
     def _saved_at(self) -> int:
-        """When the newest checkpoint was written, 0 = there is none."""
-        return checkpoint.find(self.run_dir).stat().st_mtime_ns if checkpoint.exists(self.run_dir) else 0
+        """When the newest checkpoint was written, 0 = there is none. By the pointer: the file itself may go at any moment."""
+        pointer = self.run_dir / checkpoint.FOLDER / checkpoint.LATEST
+        return pointer.stat().st_mtime_ns if pointer.exists() else 0
 
     def _end_learners(self, seconds: float) -> bool:
         """Let the learners write their checkpoint and end; whether they did. A second interrupt cuts that short."""

@@ -168,7 +168,7 @@ class Workers:
         if code == EXIT_REFUSED:
             return reason
         limit = self._settings.max_start_failures * (PATIENCE if progress else 1)
-        if worker.failures >= limit and not is_sound:
+        if worker.failures >= limit:
             return f"{reason}, {worker.failures} times in a row soon after its start"
         pause = min(self._settings.backoff_seconds * 2 ** (worker.failures - 1), MAX_BACKOFF_SECONDS)
         print(f"{worker.title} {reason}, starts again in {pause:.0f} s: {detail}", flush=True)

@@ -13,7 +13,7 @@ import pytest
 import runs
 from launch import roles, workers
 from launch.config import SupervisorSettings
-from launch.process import EXIT_REFUSED
+from launch.process import EXIT_REFUSED, remove_folders
 from launch.records import read_lines
 from launch.status import Status
 from launch.workers import PATIENCE, RestartLog, Worker, Workers
@@ -71,7 +71,7 @@ def make_crew(tmp_path, monkeypatch):
     for crew, log in crews:
         crew.workers.kill()
         log.close()
-        workers.shutil.rmtree(workers.scratch_folder(crew.workers.memory))
+        remove_folders(crew.workers.memory)
 
 
 def test_workers_that_die_together_start_again_with_generations_of_their_own(make_crew):
