@@ -159,6 +159,30 @@ def test_a_rank_that_hangs_is_named(
     assert "learner rank 0 ended because another rank had to stop or is gone (rank 1 has not ended)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("has_saved", [True, False])
+def test_what_a_learner_that_does_not_end_has_saved_is_not_denied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], has_saved: bool
+) -> None:
+    """It is told to stop, writes its checkpoint or not, and hangs until it is killed."""
+    run, plan = plan_of("toy", "supervisor.stop_seconds=1")
+    (tmp_path / checkpoint.FOLDER).mkdir()
+    parent = supervisor.Supervisor(tmp_path, run, plan, [0], False, [], [signal.SIGTERM])
+    parent._workers = None
+    save = f"open({str(tmp_path / checkpoint.FOLDER / checkpoint.LATEST)!r}, 'w').close()" if has_saved else "None"
+    told = tmp_path / "told"
+    code = f"import pathlib, signal, time; signal.signal(15, lambda *_: {save}); pathlib.Path({str(told)!r}).touch()"
+    sleeps = "while True: time.sleep(1)"
+    parent._learners.append(subprocess.Popen([sys.executable, "-c", f"{code}\n{sleeps}"], start_new_session=True))
+    wait_for(told.exists)
+    try:
+        assert parent._stop() == 128 + signal.SIGTERM
+    finally:
+        parent._kill_all()
+        parent._log.close()
+    denied = "stopped without a checkpoint, it did not come within supervisor.stop_seconds=1" in capsys.readouterr().err
+    assert denied is not has_saved
+
+
 def test_actors_are_dealt_so_that_ranks_share_the_tasks() -> None:
     assert deal_ranks([(0,), (1,), (0,), (1,)], 2) == [0, 0, 1, 1], "each rank has one of each task"
     assert deal_ranks([(0, 1), (2,), (3,)], 1) == [0, 0, 0]

@@ -55,6 +55,15 @@ def here(tmp_path: Path) -> Path:
     return tmp_path / "engine"
 
 
+def test_a_lock_that_is_somebody_s_link_is_not_followed(tmp_path: Path, here: Path) -> None:
+    (folder := tmp_path / "cache").mkdir()
+    (folder / "lock").symlink_to(tmp_path / "elsewhere")
+    cache = LevelCache(folder, 10**6)
+    cache.write("k", str(build(here / "a.pk3", "k")))
+    assert not (tmp_path / "elsewhere").exists()
+    assert not cache.fetch("k", str(here / "b.pk3"))
+
+
 def test_a_map_written_once_is_fetched(tmp_path: Path, here: Path) -> None:
     cache = LevelCache(tmp_path / "cache", 10**6)
     assert not cache.fetch("k", str(here / "a.pk3"))
